@@ -2,7 +2,7 @@
 
 algorithms.py           the table of all algorithms
 call_checks.py          what can be wrong with a call, or with a sum, on one rank alone
-rooted.py               reduce, gather and scatter; the barrier
+rooted.py               reduce, gather and scatter
 naive.py                the collectives through one rank
 chain.py                broadcast and reduce along the ring
 user_algorithms.py      algorithms of a program's own
@@ -33,9 +33,9 @@ from minidist.core.base.lazy import lazy_imports
 if TYPE_CHECKING:
     from minidist.collectives.closed_forms import bus_factor, seconds, volume
     from minidist.collectives.nodes import TwoLevel
-    from minidist.collectives.rooted import barrier, gather, reduce, scatter
+    from minidist.collectives.rooted import gather, reduce, scatter
     from minidist.collectives.user_algorithms import algorithm, load_algorithm
-    from minidist.core.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
+    from minidist.core.collectives import all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_scatter
 
 __all__ = [
     "TwoLevel",

@@ -249,7 +249,7 @@ def _checked(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) ->
 
     NumPy keeps the lower bits, so that the int8 100 + 100 would be -56. A sum of 64 bits is not checked.
     """
-    if not xp.has_values(out):
+    if xp.is_meta(out):
         UFUNCS[op](first, second, out=out)
         return
     wide = UFUNCS[op](first.astype(xp.int64), second.astype(xp.int64))

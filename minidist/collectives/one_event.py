@@ -69,7 +69,7 @@ def barrier_as_one_event(comm: PointToPoint) -> None:
     if cast(FoldedWorld, comm.world).is_folded(comm):
         _happen(Described(None, "dissemination", PointToPoint.barrier), comm.collective("barrier"))
     else:
-        comm.barrier()
+        PointToPoint.barrier(comm)
 
 
 def _happen(described: Described, call: PointToPoint) -> None:

@@ -1,4 +1,4 @@
-"""Collectives in which one rank has a separate part: reduce and gather to a root, scatter from it; and the barrier.
+"""Collectives in which one rank has a separate part: reduce and gather to a root, scatter from it.
 
 Like the collectives of the core they are made of point-to-point messages, and take the name of an algorithm.
 
@@ -11,19 +11,10 @@ from typing import Any
 import numpy as np
 
 from minidist.collectives.call_checks import check_call
-from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import chunk_sizes
 from minidist.core.collectives.calls import run_call
 from minidist.core.comm.communicator import PointToPoint
-
-
-def barrier(comm: PointToPoint) -> None:
-    """Block until every rank has entered, also where one rank stands for many."""
-    if comm.world.folds:
-        hooks.one_event[-1]().barrier_as_one_event(comm)
-    else:
-        comm.barrier()
 
 
 def reduce(

@@ -46,7 +46,7 @@ def algorithm(
     def register(function: Function) -> Function:
         _check_users(operation, name, function)
         run = _with_result_checked(operation, name, function)
-        ALGORITHMS[operation].add(name, Algorithm(name, run, sends, seconds, function, is_users=True))
+        ALGORITHMS[operation].add(name, Algorithm(name, run, sends, seconds, is_users=True))
         for forget in at_registration:
             forget()
         return function
@@ -122,7 +122,7 @@ def load_algorithm(source: str, operation: str | None = None) -> tuple[str, Algo
         (kind, entry)
         for kind, entries in ALGORITHMS.items()
         for entry in entries.values()
-        if entry.function is function and operation in (None, kind)
+        if inspect.unwrap(entry.run) is function and operation in (None, kind)
     ]
     if not found:
         name = source.rpartition(":")[2]

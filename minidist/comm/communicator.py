@@ -302,11 +302,12 @@ def check_mesh(comm: object, shape: Any, names: Any) -> None:
         )
 
 
-def refuse_axis(mesh: Mesh, name: str) -> None:
+def check_axes(mesh: Mesh, names: Sequence[str]) -> None:
     """Raise UsageError for the name of no axis."""
-    raise UsageError(
-        f"the mesh has no axis {name!r}{nearest(str(name), mesh.axis_names)}; it has {', '.join(mesh.axis_names)}"
-    )
+    for name in names:
+        if name not in mesh.axis_names:
+            hint = nearest(str(name), mesh.axis_names)
+            raise UsageError(f"the mesh has no axis {name!r}{hint}; it has {', '.join(mesh.axis_names)}")
 
 
 def refuse_communicator(comm: object, who: str) -> NoReturn:

@@ -22,6 +22,7 @@ import numpy as np
 
 from minidist.comm.header import OVER
 from minidist.core.autograd import BackwardPass, Node, Parameter
+from minidist.core.autograd.backward import call_hook
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import MismatchError, UsageError
@@ -198,7 +199,9 @@ def note_means(running: Any, loss: Node, gradient: Any) -> None:
         if getattr(node, "over", ""):
             found.append(node.over)
             running.is_mean |= not divided
-        elif node not in seen and node.inputs and (node.name in _LINEAR or (node.hook and node.name != "checkpoint")):
+            continue
+        passes_on = node.name in _LINEAR or getattr(node.prepare, "func", None) is call_hook
+        if passes_on and node not in seen and node.inputs:
             seen.add(node)
             divided = divided or node.name == "div"
             pending += [(source, divided) for source, _ in reversed(node.inputs)]

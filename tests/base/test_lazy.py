@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import minidist
-from minidist.core.base.lazy import _places
+from minidist.core.base.lazy import places
 
 PACKAGE = Path(minidist.__file__).parent
 LAZY = [path for path in sorted(PACKAGE.rglob("__init__.py")) if "lazy_imports(" in path.read_text(encoding="utf-8")]
@@ -18,13 +18,13 @@ def test_every_name_of_a_package_is_there_and_is_no_module():
     assert len(LAZY) > 10
     for path in LAZY:
         package = importlib.import_module(".".join(("minidist", *path.parent.relative_to(PACKAGE).parts)))
-        places = _places(path.read_text(encoding="utf-8"))
+        names = places(str(path))
         modules = {part.stem for part in path.parent.iterdir() if part.is_dir() or part.suffix == ".py"}
-        assert modules.isdisjoint(places), path
-        for name, (module, original) in places.items():
+        assert modules.isdisjoint(names), path
+        for name, (module, original) in names.items():
             assert getattr(package, name) is getattr(importlib.import_module(module), original), (path, name)
             assert name in dir(package)
-        assert set(places) <= set(package.__all__), path
+        assert set(names) <= set(package.__all__), path
 
 
 def test_another_name_is_an_attribute_error_as_of_any_module():

@@ -33,6 +33,7 @@ from minidist.comm.call_site import call_site
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.comm.sim.watched import Watched
+from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import current_purpose, purpose
 from minidist.core.comm.communicator import ANY, Comm, PointToPoint, Work
@@ -111,6 +112,13 @@ class _Meeting:
     works: list[Work] = field(default_factory=list)
 
 
+class FoldedComm(CheckedComm):
+    """A communicator of a folded world, whose barrier is one event."""
+
+    def barrier(self) -> None:
+        hooks.one_event[-1]().barrier_as_one_event(self)
+
+
 class FoldedWorld(SimWorld):
     """A simulated world in which one rank of each class runs, the first one; see the module.
 
@@ -122,6 +130,7 @@ class FoldedWorld(SimWorld):
     when the rank sends a message, meets another class, or lets other streams run: then others take part.
     """
 
+    comm_class = FoldedComm
     folds = unchecked = True
     log: list[Any] | None = None
 

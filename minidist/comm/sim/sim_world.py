@@ -32,7 +32,7 @@ from minidist.comm.sim.watched import AnySource, Watched
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import DeadlockError, MismatchError, RankDeadError, UsageError, quoted
 from minidist.core.base.fibers import FiberExit
-from minidist.core.comm.communicator import PointToPoint, Request, Work
+from minidist.core.comm.communicator import Comm, PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
 from minidist.core.comm.sim.matching import Stream
 from minidist.core.comm.sim.world import Sim
@@ -114,7 +114,7 @@ class SimWorld(FindsLines, Sim):
         self.process = ProcessState()
         try:
             with interruptible():
-                results = super().run(main, *arguments, **keywords)
+                results = super().run(partial(self._result, main), *arguments, **keywords)
         except BaseException as error:
             # What an interrupted rank raises on its way out (a lock that is not held any more) has the same cause.
             watchdog = self.watchdog
@@ -200,11 +200,12 @@ class SimWorld(FindsLines, Sim):
             return Watched(self.state, self._block, watchers)
         return AnySource(self.state, self._block)
 
-    def _result(self, program: Callable[[], Any], main: Callable[..., Any], rank: int) -> Any:
+    def _result(self, main: Callable[..., Any], comm: Comm, *arguments: Any, **keywords: Any) -> Any:
+        """Run the program of a rank and return its result."""
         self._switched(self.state.running)
-        result = None
+        rank, result = comm.rank, None
         try:
-            result = has_run(program(), main, rank)
+            result = has_run(main(comm, *arguments, **keywords), main, rank)
         except SystemExit as end:  # `sys.exit()` is one way to return
             if end.code:
                 raise

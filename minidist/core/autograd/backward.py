@@ -146,14 +146,12 @@ class BackwardPass:
             node.grad = xp.as_array(node.grad) if node.owned else xp.array(node.grad)
             node.owned = True
             return
-        inputs, weights, prepare, hook, gradient = node.inputs, node.weights, node.prepare, node.hook, node.grad
-        node.inputs, node.weights, node.prepare, node.hook, node.grad = None, (), None, None, None
+        inputs, weights, prepare, gradient = node.inputs, node.weights, node.prepare, node.grad
+        node.inputs, node.weights, node.prepare, node.grad = None, (), None, None
 
         # The work that all products share.
         if prepare is not None:
             gradient = prepare(gradient)
-        elif hook is not None:
-            gradient = hook(self, gradient)
 
         # Gradients of the inputs, which older nodes wait for.
         told = self.watchers
@@ -239,12 +237,15 @@ def backward_hook(x: Tensor, hook: Callable[[BackwardPass], None], name: str = "
 
     It does not where x needs no gradient, as the input of the first layer.
     """
+    return record(name, x.data, ((x, None),), prepare=partial(call_hook, hook), cost=0)
 
-    def call(running: BackwardPass, gradient: Any) -> Any:
-        hook(running)
-        return gradient
 
-    return record(name, x.data, ((x, None),), hook=call, cost=0)
+def call_hook(hook: Callable[[BackwardPass], None], gradient: xp.Array) -> xp.Array:
+    """Call hook(the pass that is running), and return the gradient as it is."""
+    running = current_pass()
+    assert running is not None
+    hook(running)
+    return gradient
 
 
 def backward_hooks(value: Any, hook: Callable[[BackwardPass], None], name: str = "backward hook") -> Any:

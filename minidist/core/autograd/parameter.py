@@ -10,10 +10,11 @@ Proved by: tests/autograd/test_backward.py, tests/autograd/test_in_place.py, tes
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
-from minidist.core.autograd.tensor import SavedTensor, Tensor, contribution_recorder
+from minidist.core.autograd.tensor import SavedTensor, Tensor, contribution_recorder, into_buffer
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import AutogradError, ShapeError
@@ -228,20 +229,17 @@ class Parameter(Tensor):
         The first one is written straight into the buffer; a later one is computed whole and then added. With a
         `contribution_recorder` set, the recorder gets it as a separate array, and the gradient stays as it is.
         """
-        recorder = contribution_recorder.get()
+        if not callable(contribution):
+            contribution = partial(into_buffer(None), self._check(contribution))
+        recorder, local = contribution_recorder.get(), self.gradient.local
         if recorder is not None:
-            recorder(self, self._check(contribution(None) if callable(contribution) else xp.array(contribution)))
-            return
-        local = self.gradient.local
-        if local is not None:
-            xp.add_into(local, self._check(contribution(None) if callable(contribution) else contribution))
-            return
-        local = self._buffer()
-        if callable(contribution):
-            contribution(local)
+            recorder(self, self._check(contribution(None)))
+        elif local is not None:
+            xp.add_into(local, self._check(contribution(None)))
         else:
-            xp.copyto(local, self._check(contribution))
-        self.gradient.local = local
+            local = self._buffer()
+            contribution(local)
+            self.gradient.local = local
 
     def _buffer(self) -> xp.Array:
         """Return the buffer, free for local contributions: a total that lies in it moves to a separate array."""

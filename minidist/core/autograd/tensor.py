@@ -71,14 +71,14 @@ class Node:
 
     index: of its creation; backward visits nodes in falling order of it, the reverse order of execution.
     inputs: pairs (node, vjp). None once backward has passed: freed. weights: pairs (parameter, vjp), see `record`.
-    prepare: applied once to the gradient of the output; every vjp gets its result. hook: the same as hook(pass, grad).
+    prepare: applied once to the gradient of the output; every vjp gets its result.
     grad: sum of the gradients that have arrived so far; `owned` says that nothing else holds that array.
     costs: for watchers, (flops, bytes) of the vjp of each input, and then of each weight.
     replays: parameters to which a replay inside this node will contribute (recomputation).
     over: of a loss that is the mean over the rows at hand, how many there are: "22 rows".
     """
 
-    __slots__ = ("costs", "grad", "hook", "index", "inputs", "name", "over", "owned", "prepare", "replays", "weights")
+    __slots__ = ("costs", "grad", "index", "inputs", "name", "over", "owned", "prepare", "replays", "weights")
 
     def __init__(
         self,
@@ -86,14 +86,12 @@ class Node:
         inputs: "tuple[tuple[Node, VectorJacobianProduct | None], ...]" = (),
         weights: tuple[tuple[Any, VectorJacobianProduct], ...] = (),
         prepare: Callable[[Any], Any] | None = None,
-        hook: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         self.index = _creation_index()
         self.name = name
         self.inputs: tuple[tuple[Node, VectorJacobianProduct | None], ...] | None = inputs
         self.weights = weights
         self.prepare = prepare
-        self.hook = hook
         self.grad: Any = None
         self.owned = False
         self.costs: list[tuple[int, int]] | None = None
@@ -261,7 +259,6 @@ def record(
     weights: Sequence[Edge] = (),
     *,
     prepare: Callable[[Any], Any] | None = None,
-    hook: Callable[[Any, Any], Any] | None = None,
     cost: Any = None,
     saved: Sequence[xp.Array] = (),
 ) -> Tensor:
@@ -270,7 +267,7 @@ def record(
     edges: one (input, vjp) for each differentiable input; vjp(grad) returns the input's gradient, in the input's shape
     and dtype, a new array or a view of `grad`, never an array that something else still holds. None is the identity.
     weights: edges whose vjp takes (grad, out=None) and writes to `out` when given, a gradient's buffer.
-    prepare, hook: see `Node`.
+    prepare: see `Node`.
     cost, saved: for watchers. FLOPs of the forward, which each vjp costs too; or a function that returns them and a
     list of the (flops, bytes) of each vjp, edges first; None: what `FlopCounter` says, usually one per element. Arrays
     that the vjps keep besides inputs and result.
@@ -297,7 +294,7 @@ def record(
                 elif node is not None:
                     parameters += ((node, vjp if group is weights else into_buffer(vjp)),)
         if inputs or parameters:
-            out.node = Node(name, inputs, parameters, prepare, hook)
+            out.node = Node(name, inputs, parameters, prepare)
 
     for watcher in watchers.get():
         watcher.recorded(name, out, [source for source, _ in (*edges, *weights)], cost, saved)

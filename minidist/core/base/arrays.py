@@ -140,13 +140,11 @@ def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array
 
 
 def is_meta(value: Any) -> bool:
-    """Whether an array has a shape and no data. `meta.py`, which makes such arrays, is loaded by dry runs alone."""
+    """Whether an array has a shape and no data, so that what would only compute values can be skipped.
+
+    `meta.py`, which makes such arrays, is loaded by dry runs alone.
+    """
     return type(value) is not ndarray and getattr(value, "is_meta", False)
-
-
-def has_values(value: Array) -> bool:
-    """Whether an array has values. A meta array has none, so what would only compute values can be skipped."""
-    return not is_meta(value)
 
 
 def kernels_of(value: Array) -> Any:
@@ -196,15 +194,6 @@ def sum_rows(value: Array, out: Array | None = None) -> Array:
     if (kernels := hooks.kernels_of(type(matrix))) is not None:
         return kernels.sum_rows(matrix, out)  # type: ignore[no-any-return]
     return matmul(ones(matrix.shape[0], matrix.dtype, matrix), matrix, out=out)
-
-
-def largest(value: Array, axis: int = -1, keepdims: bool = True) -> Array:
-    """Maximum over an axis; -inf of no elements. (CuPy's max has no `initial`.)"""
-    if value.shape[axis]:
-        return value.max(axis=axis, keepdims=keepdims)  # type: ignore[no-any-return]
-    shape = list(value.shape)
-    shape[axis : axis + 1 or None] = [1] if keepdims else []
-    return full(tuple(shape), -inf, value.dtype, value)
 
 
 def dot_rows(a: Array, b: Array) -> Array:

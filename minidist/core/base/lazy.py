@@ -26,29 +26,26 @@ def lazy_imports(package: str, file: str) -> tuple[Callable[[str], Any], Callabl
     file: of the package, which is read when a name is used. AttributeError for another name, as of any module.
     """
 
-    @cache
-    def places() -> dict[str, tuple[str, str]]:
-        return _places(Path(file).read_text(encoding="utf-8"))
-
     def get(name: str) -> Any:
         if name == "__all__":  # for `import *`
-            return sorted(places())
-        if name not in places():
+            return sorted(places(file))
+        if name not in places(file):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, original = places()[name]
+        module, original = places(file)[name]
         value = getattr(import_module(module), original)
         # Kept, so that it is looked up once.
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *places()})
+    return get, lambda: sorted({*vars(sys.modules[package]), *places(file)})
 
 
-def _places(source: str) -> dict[str, tuple[str, str]]:
-    """Return {name: (module, name there)} of the imports below `if TYPE_CHECKING:` in the text of a module."""
+@cache
+def places(file: str) -> dict[str, tuple[str, str]]:
+    """Return {name: (module, name there)} of the imports below `if TYPE_CHECKING:` in a module."""
     return {
         alias.asname or alias.name: (line.module or "", alias.name)
-        for block in ast.parse(source).body
+        for block in ast.parse(Path(file).read_text(encoding="utf-8")).body
         if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
         for line in block.body
         if isinstance(line, ast.ImportFrom)

@@ -1,6 +1,6 @@
 """The collectives that training uses, built from send and receive alone; one file per family of algorithms.
 
-    broadcast   all_gather   reduce_scatter   all_reduce   all_to_all
+    broadcast   all_gather   reduce_scatter   all_reduce   all_to_all   barrier
 
 Each takes `(comm, array, ...)`, works for any number of ranks (also 1), any size (also smaller than the number of
 ranks) and unequal counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is
@@ -15,7 +15,7 @@ ordered.py      sums whose bits depend on no layout
 """
 
 from minidist.core.collectives import naive, ordered, ring  # noqa: F401  register the algorithms that most programs use
-from minidist.core.collectives.calls import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
+from minidist.core.collectives.calls import all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_scatter
 from minidist.core.collectives.registry import ALGORITHMS
 
-__all__ = ["ALGORITHMS", "all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
+__all__ = ["ALGORITHMS", "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "reduce_scatter"]

@@ -116,6 +116,11 @@ def all_to_all(
     return run_call(comm, "all_to_all", algorithm, async_op, array, sends, receives)
 
 
+def barrier(comm: PointToPoint) -> None:
+    """Block until every rank has entered."""
+    comm.barrier()
+
+
 def run_call(
     comm: PointToPoint,
     operation: str,

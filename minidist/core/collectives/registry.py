@@ -33,14 +33,13 @@ class Algorithm:
     (nbytes, ranks, alpha, beta) -> seconds on the alpha-beta clock until the last rank is done, when all ranks begin
     at once and the number of ranks divides the array of `nbytes`. Adding costs nothing there. A formula with a
     parameter `overhead` counts it for every message that waits behind another one at a port. A user's algorithm may
-    have neither. function: what was registered; is_users: by a program, not by minidist.
+    have neither. is_users: registered by a program, not by minidist.
     """
 
     name: str
     run: Callable[..., Any]
     sends: Callable[..., tuple[int, int]] | None
     seconds: Callable[..., float] | None
-    function: Callable[..., Any]
     is_users: bool = False
 
 
@@ -70,7 +69,7 @@ def algorithm(
     """Register a function of this package as `operation`'s algorithm `name`. See `Algorithm` for the two formulas."""
 
     def register(function: Function) -> Function:
-        ALGORITHMS[operation].add(name, Algorithm(name, function, sends, seconds, function))
+        ALGORITHMS[operation].add(name, Algorithm(name, function, sends, seconds))
         return function
 
     return register

@@ -8,13 +8,9 @@ mesh.py             ranks in a grid of axes
 sim/                the simulated world: ranks in one process, virtual time
 """
 
-from minidist.core.comm.communicator import ANY as ANY
-from minidist.core.comm.communicator import CollectiveCall as CollectiveCall
-from minidist.core.comm.communicator import Comm as Comm
-from minidist.core.comm.communicator import PointToPoint as PointToPoint
-from minidist.core.comm.communicator import Request as Request
-from minidist.core.comm.communicator import Work as Work
-from minidist.core.comm.mesh import Mesh as Mesh
-from minidist.core.comm.mesh import check_communicator as check_communicator
-from minidist.core.comm.mesh import init_device_mesh as init_device_mesh
-from minidist.core.comm.sim.clock import LinkModel as LinkModel
+# mypy: implicit_reexport
+# ruff: noqa: F401
+
+from minidist.core.comm.communicator import ANY, CollectiveCall, Comm, PointToPoint, Request, Work
+from minidist.core.comm.mesh import Mesh, check_communicator, init_device_mesh
+from minidist.core.comm.sim.clock import LinkModel

@@ -45,14 +45,10 @@ class Mesh:
             f"Mesh({dict(zip(self.axis_names, self.shape, strict=True))}, rank {self.comm.rank} at {self.coordinate})"
         )
 
-    def _index(self, name: str) -> int:
-        if name not in self.axis_names:
-            hooks.comm_checks().refuse_axis(self, name)
-        return self.axis_names.index(name)
-
     def _slice(self, names: tuple[str, ...]) -> Comm:
         # All ranks that differ from this one on the named axes only.
-        axes = [self._index(name) for name in names]
+        hooks.comm_checks().check_axes(self, names)
+        axes = [self.axis_names.index(name) for name in names]
         index: list[Any] = list(self.coordinate)
         label = "x".join(names)
         for axis, (name, at) in enumerate(zip(self.axis_names, self.coordinate, strict=True)):
@@ -63,18 +59,18 @@ class Mesh:
         return self.comm.group(self.ranks[tuple(index)].reshape(-1).tolist(), label)
 
     def __getitem__(self, names: str | tuple[str, ...]) -> Comm:
-        names = (names,) if isinstance(names, str) else tuple(names)
+        names = tuple(names) if isinstance(names, tuple | list) else (names,)
         if names not in self._comms:
             self._comms[names] = self._slice(names)
         return self._comms[names]
 
     def size(self, name: str) -> int:
         """Return the number of ranks along an axis."""
-        return self.shape[self._index(name)]
+        return self[name].size
 
     def get_local_rank(self, name: str) -> int:
         """Return this rank's coordinate on an axis."""
-        return self.coordinate[self._index(name)]
+        return self[name].rank
 
 
 def init_device_mesh(comm: Comm, mesh_shape: Sequence[int], mesh_dim_names: Sequence[str]) -> Mesh:

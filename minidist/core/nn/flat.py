@@ -159,7 +159,7 @@ class FlatParameters:
             both = ((p, p.gradient) for p in parameters)
             return [(g.local is not None or g.total is not None) and p.requires_grad for p, g in both]
         return [
-            (grad := p.grad) is not None and (p not in filled or not xp.has_values(grad) or not (grad == 0).all())
+            (grad := p.grad) is not None and (p not in filled or xp.is_meta(grad) or not (grad == 0).all())
             for p in parameters
         ]
 

@@ -42,7 +42,7 @@ def only_top_level(patch: Patch) -> None:
 @replaces(Mesh, "_slice")
 def transposed_axes(_: Any, self: Mesh, names: tuple[str, ...]) -> Any:
     """the group of an axis is made of the ranks with the same coordinate on it"""
-    axes = [self._index(name) for name in names]
+    axes = [self.axis_names.index(name) for name in names]
     index = tuple(self.coordinate[a] if a in axes else slice(None) for a in range(len(self.shape)))
     label = "x".join(names) + "".join(f"_{self.coordinate[a]}" for a in axes)
     return self.comm.group(self.ranks[index].reshape(-1).tolist(), label)

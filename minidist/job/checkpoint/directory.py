@@ -38,11 +38,10 @@ from minidist.base.files import writing
 from minidist.base.half import named_dtype
 from minidist.base.read_file import parse_json
 from minidist.base.records import Field, Record, WrongValue
-from minidist.collectives.rooted import barrier
 from minidist.core.base import arrays as xp
 from minidist.core.base.random import fingerprint
 from minidist.core.base.trace import purpose
-from minidist.core.collectives import broadcast
+from minidist.core.collectives import barrier, broadcast
 from minidist.core.comm import Comm
 from minidist.job.checkpoint.held import SINGLE, ReplicaId
 from minidist.job.checkpoint.storage import SAVING, Storage

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 from minidist.base import arrays as xp
 from minidist.base.coordinates import running_batch
 from minidist.base.watchers import Watcher, watchers, watching
-from minidist.core.autograd.backward import BackwardPass
+from minidist.core.autograd.backward import BackwardPass, current_pass
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import (
     Node,
@@ -73,8 +73,8 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
     sources = [a for a in args if isinstance(a, Tensor)]
     kept = [_kept(a, pack) for a in args]
 
-    def replay(running: BackwardPass, g: Any) -> list[xp.Array]:
-        told = watchers.get()  # now, in backward
+    def replay(g: Any) -> list[xp.Array]:
+        running, told = cast(BackwardPass, current_pass()), watchers.get()  # now, in backward
         inputs = [Tensor(a.data, needs) if is_tensor else a for a, needs, is_tensor in kept]
 
         def forward() -> Any:
@@ -98,7 +98,7 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
     arrived: dict[int, xp.Array] = {}  # gradients of a tuple's tensors, by their place
     several = isinstance(result, tuple)
     data = xp.zeros((), outputs[0].dtype, outputs[0].data) if several else result.data
-    tensor = record("checkpoint", data, [(s, itemgetter(i)) for i, s in enumerate(sources)], hook=replay, cost=0)
+    tensor = record("checkpoint", data, [(s, itemgetter(i)) for i, s in enumerate(sources)], prepare=replay, cost=0)
     _set_replays(tensor, used, replay)
     return tuple(_output(tensor, i, output.data, arrived) for i, output in enumerate(outputs)) if several else tensor
 
@@ -106,7 +106,7 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
 def _set_replays(tensor: Tensor, used: tuple[Parameter, ...], replay: Callable[..., Any]) -> None:
     """Note on the node which parameters the replay reads; they need it also where no argument needs a gradient."""
     if used:
-        tensor.node = tensor.node or Node("checkpoint", hook=replay)
+        tensor.node = tensor.node or Node("checkpoint", prepare=replay)
         tensor.node.replays = used
 
 

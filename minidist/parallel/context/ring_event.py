@@ -74,7 +74,7 @@ class RingAttentionEvent(RingAttention):
     def _record(self, name: str, *arrays: xp.Array, drop: Drop) -> Record | None:
         """Return the record of a pass; None where it has to run: with values, in parts, or where a rank may fail."""
         world = cast(Any, self.comm.world)
-        if xp.has_values(arrays[0]) or not world.folds or world.failures.watches:
+        if not xp.is_meta(arrays[0]) or not world.folds or world.failures.watches:
             return None
         if not world.is_folded(self.comm) or len(world.places_of(self.comm)) > 1:
             return None

@@ -102,7 +102,9 @@ def _of_all_words(comm: Comm, scores: Any, p: Any, label: tuple[Any, Any], tempe
     comm.advance_clock("tensor_forward")
     with purpose("tensor_forward"):
         # [1] A rank that has only padding contributes minus infinity.
-        largest = xp.largest(scores, keepdims=False)
+        largest = xp.full(len(scores), -inf, scores.dtype, scores)
+        if scores.size:
+            largest = scores.max(axis=-1)
         all_reduce(comm, largest, "max")
         scores = scores - largest[:, None]
 

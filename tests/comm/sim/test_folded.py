@@ -96,9 +96,9 @@ def test_calls_on_a_stream_beside_the_program():
 def test_a_barrier_of_several_classes():
     def main(comm):
         # Twice, and the second class comes later.
-        for _ in range(2):
+        for enter in (barrier, lambda comm: comm.barrier()):
             comm.compute(seconds=2.0**-18 * (comm.rank // 4))
-            barrier(comm)
+            enter(comm)
         return comm.time()
 
     whole, folded = SimWorld(8, links=LINKS), FoldedWorld(8, [range(4), range(4, 8)], links=LINKS)

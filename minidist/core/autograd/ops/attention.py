@@ -9,7 +9,7 @@ P the softmax, dS = P * (dO V^T - rowsum(dO * O)) (Dao et al., "FlashAttention",
 Proved by: tests/autograd/test_fused.py
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from minidist.core.autograd.operators import operand
@@ -80,7 +80,7 @@ def attend(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor, d
     if (kernels := xp.kernels_of(q)) is not None:
         return kernels.attention(q, k, v, o, source, drop)
     step, queries = at_once(q)
-    exponentials = _exponentials(q, min(queries, length))
+    diagonal, ones = _diagonal(min(queries, length), q), xp.ones(length, q.dtype, q)
     saved = []
     for n in range(0, batch, step):
         qn, kn, vn, on = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step]
@@ -88,7 +88,7 @@ def attend(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor, d
             end = min(start + queries, length)
             # e = exp(K Q^T / sqrt(d) - maximum), of the keys up to the block's end.
             e = xp.matmul(kn[:, :, :end], (qn[:, :, start:end] * scale).swapaxes(2, 3))
-            inverse = exponentials(e)
+            inverse = _exponentials(e, diagonal, ones)
             # O^T = V^T e / row sums: the division is done on the output, which is much smaller than the scores.
             part = on[:, :, start:end]
             weights = e if drop is None else drop(e, n, step, start, end)
@@ -146,21 +146,16 @@ def attention_gradients(
             dkn[...], dvn[...] = dk_sum, dv_sum
 
 
-def _exponentials(q: xp.Array, queries: int) -> Callable[[xp.Array], xp.Array]:
-    """A function that turns a block's scores (..., keys, at most `queries`) into exponentials, in place.
+def _exponentials(e: xp.Array, diagonal: xp.Array, ones: xp.Array) -> xp.Array:
+    """Turn a block's scores (..., keys, queries) into exponentials, in place; return 1 / row sums (..., queries, 1).
 
-    It returns 1 / row sums (..., queries, 1). The last key is the last query's own; keys after a query's own are 0.
+    The last key is the last query's own; keys after a query's own are 0. diagonal, ones: of a block that may be larger.
     """
-    diagonal, ones = _diagonal(queries, q), xp.ones(q.shape[2], q.dtype, q)
-
-    def exponentials(e: xp.Array) -> xp.Array:
-        keys, n = e.shape[2:]
-        e[:, :, keys - n :] += diagonal[:n, :n]
-        e -= _largest(e)
-        xp.exp(e, out=e)
-        return xp.reciprocal(ones[:keys] @ e)[..., None]
-
-    return exponentials
+    keys, n = e.shape[2:]
+    e[:, :, keys - n :] += diagonal[:n, :n]
+    e -= _largest(e)
+    xp.exp(e, out=e)
+    return xp.reciprocal(ones[:keys] @ e)[..., None]
 
 
 def _largest(e: xp.Array) -> xp.Array:

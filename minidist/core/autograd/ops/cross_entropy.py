@@ -123,7 +123,9 @@ def _over_ranks(
 ) -> tuple[xp.Array, xp.Array, xp.Array, xp.Array]:
     """Return the numbers of `softmax_loss` where each rank has a part of the classes; of exponentials its own part."""
     # [1] The largest logit; a rank that has only padding contributes minus infinity.
-    largest = xp.largest(scores[:, :words])
+    largest = xp.full((len(scores), 1), -inf, scores.dtype, scores)
+    if words != 0:
+        largest = scores[:, :words].max(axis=-1, keepdims=True)
     reduce(largest, "max")
     exponentials = scores - largest
     exponentials[:, words:] = -inf  # the padding

@@ -19,7 +19,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from minidist.core.base import hooks
@@ -68,7 +67,7 @@ class Sim:
 
         def program(stream: Stream) -> None:
             comm = self.comm_class(self, "world", range(self.size), stream.rank)
-            results[stream.rank] = self._result(partial(main, comm, *arguments, **keywords), main, stream.rank)
+            results[stream.rank] = main(comm, *arguments, **keywords)
 
         # Each with a separate context, because ranks set context variables (purpose, autocast).
         self.hub = current()
@@ -90,10 +89,6 @@ class Sim:
     def _new_matching(self) -> Matching:
         """Return what pairs the messages of a run. A subclass may limit or watch them."""
         return Matching(self.state, self._block)
-
-    def _result(self, program: Callable[[], Any], main: Callable[..., Any], rank: int) -> Any:
-        """Run the program of a rank and return its result. main: the function that it calls."""
-        return program()
 
     def _finish(self) -> None:
         """Do what is to be done when all programs have returned."""
