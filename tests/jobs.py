@@ -4,6 +4,8 @@ from collections import Counter
 
 from minidist.comm import SimWorld
 from minidist.job.config.train_config import resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes
 
@@ -26,3 +28,10 @@ def train_in_closed_form(ranks, config):
     measured = sent_bytes(world)
     assert measured == closed_form_bytes(config, resolve_batches(config, ranks), sizes, results[0].skipped)
     return results, measured
+
+
+def equals_one_device(ranks, config):
+    """Compare a job on simulated ranks with one device, assert that they are equal, and return the verdict."""
+    verdict = SimWorld(ranks).run(compare_rank, config, expected_snapshots(config, ranks))[0]
+    assert verdict.equal, verdict.sentence()
+    return verdict

@@ -71,6 +71,13 @@ DIGITS = "9" * 5_000
         ["schedule", "1f1b", "--stages", "2", "--microbatches", "2", "--option", "stages=1"],
         ["schedule", "1f1b", "--stages", "2", "--microbatches", "2", "--option", f"group={DIGITS}"],
         ["schedule", "1f1b", "--stages", "2", "--microbatches", "2", "--times", "F=1e308"],
+        ["schedule", "1f1b", "--stages", "2", "--microbatches", "2", "--times", "F=nan"],
+        ["data", "--weights", "-1,1"],
+        ["data", "--step", "1" + "0" * 30],
+        ["data", "--step", "-1"],
+        ["train", "--recompute", "budget:nan"],
+        ["memory", "--model", "gpt2", "--batch", "1" + "0" * 400],
+        ["memory", "--model", "gpt2", "--prefetch", "-1"],
     ],
 )
 def test_numbers_that_no_machine_can_take_are_one_sentence(arguments, minidist):

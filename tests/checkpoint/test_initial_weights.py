@@ -9,12 +9,11 @@ from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.config.train_config import TrainConfig, resolve_batches
-from minidist.job.equality.compare import compare_rank
-from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build
 from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train
 from tests.cases import each
+from tests.jobs import equals_one_device
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"layers": 2, "width": 16, "heads": 2, "context": 6, "global_batch": 4, "steps": 2}
@@ -62,8 +61,7 @@ def test_the_weights_are_those_of_the_checkpoint_or_of_one_of_its_folders(traine
 
 def test_it_is_compared_with_one_device_and_saved_and_resumed(trained, tmp_path):
     config = TrainConfig.make(**SMALL, init_from=trained, reduction="ordered", zero=2, dp=2)
-    verdict = SimWorld(2).run(compare_rank, config, expected_snapshots(config, 2))[0]
-    assert verdict.equal, verdict.first_difference
+    equals_one_device(2, config)
     whole = run("ZeRO 3", init_from=trained, steps=4, save=str(tmp_path / "a"))
     run("ZeRO 3", init_from=trained, steps=2, save=str(tmp_path / "b"))
     resumed = run("ZeRO 3", steps=4, save=str(tmp_path / "b"), resume=True)

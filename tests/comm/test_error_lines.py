@@ -124,10 +124,3 @@ def test_a_script_may_keep_no_events(tmp_path, monkeypatch):
     assert [count for count, _ in kept.values()] == [0, 0]
     assert [volume for _, volume in kept.values()] == [volume for _, volume in with_events.values()]
     assert not (tmp_path / "none").exists()
-
-
-def test_a_script_on_a_billion_ranks_is_refused(capsys):
-    with pytest.raises(SystemExit) as end:
-        launch(lambda comm: None, argv=["--ranks", "1000000000"])
-    assert end.value.code == 2
-    assert "a simulated world has 1 to 100,000 ranks" in capsys.readouterr().err

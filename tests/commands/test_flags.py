@@ -132,45 +132,6 @@ def test_a_link_model_has_the_same_range(name):
         LinkModel(**{name: number})
 
 
-@each(
-    "words",
-    [
-        ["staleness", "--seconds", "1e9"],
-        ["staleness", "--seconds", "0"],
-        ["staleness", "--slow", "0"],
-        ["bench", "network", "--rate", "0"],
-        ["partition", "none.json", "--machines", "2", "--bandwidth", "0"],
-        ["schedule", "1f1b", "--stages", "2", "--microbatches", "2", "--times", "F=1e-308"],
-        ["schedule", "1f1b", "--stages", "2", "--microbatches", "2", "--times", "F=nan"],
-        ["data", "--weights", "1e-308,1"],
-        ["data", "--weights", "-1,1"],
-        ["train", "--compression", "topk:1e-308"],
-        ["train", "--compression", "topk:nan"],
-        ["train", "--recompute", "budget:1e308"],
-        ["train", "--recompute", "budget:nan"],
-        ["memory", "--params", "nan"],
-        ["memory", "--params", "1e308"],
-        ["memory", "--params", "-1"],
-        ["explain", "none.json", "--params", "1e308"],
-        ["memory", "--model", "gpt2", "--batch", "1" + "0" * 400],
-        ["memory", "--model", "gpt2", "--seq", "1" + "0" * 400],
-        ["memory", "--model", "gpt2", "--prefetch", "1" + "0" * 400],
-        ["memory", "--model", "gpt2", "--prefetch", "-1"],
-        ["data", "--step", "1" + "0" * 30],
-        ["data", "--step", "-1"],
-    ],
-)
-def test_numbers_in_texts_and_of_counts(words, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as end:
-        program.main(words)
-    said = capsys.readouterr().err
-    assert end.value.code == 2, said
-    assert said.startswith("minidist: "), said
-    assert said.count("\n") == 1
-    assert len(said) < 400
-
-
 # --- long texts -------------------------------------------------------------------------------------------------------
 
 LONG = "x" * 10_000

@@ -19,12 +19,11 @@ from minidist.core.base.errors import UsageError
 from minidist.job.config.deepspeed import apply_deepspeed, read_deepspeed, translate
 from minidist.job.config.deepspeed_keys import APPLIED, NOTED
 from minidist.job.config.train_config import TrainConfig, resolve_batches
-from minidist.job.equality.compare import compare_rank
-from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build, make_optimizer
 from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train
 from tests.cases import each
+from tests.jobs import equals_one_device
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = spec_from_file_location("deepspeed_keys", ROOT / "docs" / "deepspeed_keys.py")
@@ -654,8 +653,7 @@ def test_the_example_trains_as_one_device():
     job = TrainConfig.make(layers=2, width=16, heads=2, context=8, data="markov", steps=4, reduction="ordered")
     config = apply_deepspeed(job, read_deepspeed(EXAMPLE), set())
     assert (config.zero, config.clip, config.warmup) == (2, 1.0, 2)
-    verdict = SimWorld(4).run(compare_rank, config, expected_snapshots(config, 4))[0]
-    assert verdict.equal, verdict.first_difference
+    equals_one_device(4, config)
 
 
 def test_the_commands(tmp_path, minidist):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.comm.launching import execute, writable
+from minidist.comm.launching import execute
 from minidist.commands.runner import run_comparison, run_training
 from minidist.core.base.errors import UsageError
 from minidist.core.collectives import ALGORITHMS
@@ -15,9 +15,6 @@ from minidist.job.config.rules import RULES, as_markdown, check_rules, notices
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
 from minidist.job.equality.compare import tier_of
 from minidist.job.train.start import number_of_ranks
-from minidist.report.frame import new_figure, save
-from minidist.report.page import write_page
-from minidist.report.perfetto import write_perfetto
 from minidist.techniques import ranks_beside
 from tests.cases import absent_folders, each
 
@@ -528,23 +525,6 @@ def test_the_tier_follows_from_what_is_cut():
 def test_a_timeout_is_a_number_of_seconds_that_a_thread_can_wait(seconds):
     with pytest.raises(UsageError, match=r"--timeout \S+; it must be at least 0 seconds"):
         execute(lambda comm: None, ranks=1, timeout=seconds)
-
-
-@pytest.mark.parametrize("suffix", [".svg", ".html", ".json"])
-def test_a_picture_that_cannot_be_written_is_one_sentence(suffix):
-    figure, path = new_figure(1, 1), f"/dev/null/x{suffix}"
-    write = {
-        ".svg": lambda: save(figure, path),
-        ".html": lambda: write_page(path, [], {}),
-        ".json": lambda: write_perfetto(path, []),
-    }[suffix]
-    with pytest.raises(UsageError, match=r"the output cannot be written to /dev/null/x.*; choose another --output"):
-        write()
-
-
-def test_a_file_that_cannot_be_written_is_named_with_its_flag():
-    with pytest.raises(UsageError, match=r"the metrics cannot be written to /dev/null/x: .*; choose another --metrics"):
-        writable("/dev/null/x", "--metrics", "")
 
 
 def test_the_two_ways_to_send_are_of_one_world_each(monkeypatch):

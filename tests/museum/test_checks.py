@@ -16,9 +16,8 @@ from minidist.core.pipeline.runtime import Pipeline, PipelineStage
 from minidist.course.museum import jobs, pipelines, split_jobs
 from minidist.course.museum.memory import saved
 from minidist.job.config.train_config import TrainConfig
-from minidist.job.equality.compare import compare_rank
-from minidist.job.equality.expected import expected_snapshots
 from minidist.nn import Dropout, checkpoint
+from tests.jobs import equals_one_device
 from tests.pipeline import test_runtime
 from tests.pipeline.cases import plan_of
 
@@ -160,8 +159,7 @@ def test_a_pipeline_equals_one_device(model):
             "reduction": "ordered",
         }
     )
-    verdict = SimWorld(2).run(compare_rank, config, expected_snapshots(config, 2))[0]
-    assert verdict.equal, verdict.first_difference
+    equals_one_device(2, config)
 
 
 def test_a_pipeline_with_a_short_micro_batch_equals_one_device():

@@ -14,10 +14,9 @@ from minidist.core.nn import FlatParameters
 from minidist.core.nn.experts import MixtureOfExperts
 from minidist.course.museum import data_jobs, exhibits, jobs, recent_losses, recent_parallel, run_exhibit, split_jobs
 from minidist.job.config.train_config import TrainConfig
-from minidist.job.equality.compare import compare_rank
-from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.trainer import train
 from minidist.optim import SGD
+from tests.jobs import equals_one_device
 from tests.museum.test_checks import same
 
 
@@ -46,8 +45,7 @@ def config_of(settings):
 @pytest.mark.parametrize(("ranks", "settings"), layouts(HERE, "test_a_job_equals_one_device"))
 def test_a_job_equals_one_device(ranks, settings):
     config = config_of(settings)
-    verdict = SimWorld(ranks).run(compare_rank, config, expected_snapshots(config, ranks))[0]
-    assert verdict.equal, verdict.first_difference
+    equals_one_device(ranks, config)
 
 
 @pytest.mark.parametrize(("ranks", "settings"), layouts(HERE, "test_replicas_stay_equal"))

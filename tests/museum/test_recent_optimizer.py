@@ -2,9 +2,7 @@
 
 import pytest
 
-from minidist.comm import SimWorld
-from minidist.job.equality.compare import compare_rank
-from minidist.job.equality.expected import expected_snapshots
+from tests.jobs import equals_one_device
 from tests.museum.test_recent import config_of, layouts
 
 LAYOUTS = layouts("tests/museum/test_recent_optimizer.py", "test_a_job_equals_one_device")
@@ -14,5 +12,4 @@ LAYOUTS = layouts("tests/museum/test_recent_optimizer.py", "test_a_job_equals_on
 def test_a_job_equals_one_device(ranks, settings):
     """Every loss, gradient, weight and optimizer state of two steps."""
     config = config_of(settings)
-    verdict = SimWorld(ranks).run(compare_rank, config, expected_snapshots(config, ranks))[0]
-    assert verdict.equal, verdict.first_difference
+    equals_one_device(ranks, config)

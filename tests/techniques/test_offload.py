@@ -12,8 +12,6 @@ from minidist.core.autograd import Tensor, no_grad
 from minidist.core.autograd.backward import backward_hook
 from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
-from minidist.job.equality.compare import compare_rank
-from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.trainer import train
 from minidist.nn import checkpoint
 from minidist.optim import ParameterSlice
@@ -22,7 +20,7 @@ from minidist.parallel import HostPool
 from minidist.techniques.offload.activations import HostCopy, SavedOnHost
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
 from tests.cases import each
-from tests.jobs import SMALL_GPT
+from tests.jobs import SMALL_GPT, equals_one_device
 
 GPT = SMALL_GPT | {
     "layers": 3,
@@ -50,8 +48,7 @@ def run(ranks, **values):
 )
 def test_offloading_is_equal_bit_for_bit(offload, zero, ranks):
     config = TrainConfig.make(**GPT, **offload, zero=zero)
-    result = SimWorld(ranks).run(compare_rank, config, expected_snapshots(config, ranks))[0]
-    assert result.equal, result.first_difference
+    equals_one_device(ranks, config)
 
 
 @each("ranks", [1, 2, 4], sampled=6)
@@ -78,8 +75,7 @@ def test_in_16_bit_training_2_and_2_bytes_a_parameter_cross(zero, offload, preci
     padding.
     """
     config = TrainConfig.make(**{**GPT, "steps": 2}, precision=precision, zero=zero, offload=offload)
-    verdict = SimWorld(2).run(compare_rank, config, expected_snapshots(config, 2))[0]
-    assert verdict.equal, verdict.first_difference
+    equals_one_device(2, config)
     results = SimWorld(2).run(train, config)
     crossed = [sum(r.measured["host"][way] for r in results) // config.steps for way in ("to_host", "to_device")]
     if offload == "optimizer":

@@ -12,7 +12,7 @@ from minidist.core.base.watchers import watchers
 from minidist.core.comm.sim.clock import LinkModel
 from minidist.job.checkpoint.directory import Checkpoint
 from minidist.job.checkpoint.resume import read_job_state
-from minidist.job.equality.compare import Judge, compare_rank, tier_of
+from minidist.job.equality.compare import Judge, tier_of
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.metrics import MetricsFile, read_metrics
 from minidist.job.train.trainer import train
@@ -21,7 +21,7 @@ from minidist.planning.volumes import phases_bytes
 from minidist.techniques.repartition.cut import exchange_volume
 from minidist.techniques.repartition.extension import profiled_by
 from tests.cases import has_settings
-from tests.jobs import sent_bytes
+from tests.jobs import equals_one_device, sent_bytes
 from tests.train.test_shares import config_of
 
 JOB = {"pp": 2, "layers": 4, "microbatches": 2, "global_batch": 8, "steps": 4, "repartition_every": 2}
@@ -240,8 +240,7 @@ def test_a_schedule_with_two_stages_per_rank_resumes_and_metrics_have_the_cut(tm
 
 def test_compare_and_a_resume_on_one_device(tmp_path):
     config, _, ranks = config_of(**{**JOB, "save": str(tmp_path), "width": 16})
-    verdict = SimWorld(ranks).run(compare_rank, config)[0]
-    assert verdict.equal, verdict.sentence()
+    equals_one_device(ranks, config)
     alone, *_ = config_of(
         **{**JOB, "save": str(tmp_path), "width": 16, "pp": 1, "repartition_every": None, "steps": 5, "resume": True}
     )

@@ -4,7 +4,6 @@ step.
 
 import pytest
 
-from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.start import number_of_ranks
@@ -123,26 +122,3 @@ def test_zero_2_gives_a_stages_gradients_back_while_backward_runs():
         return SimWorld(8).run(train, config)[0].peak_by_purpose["gradient"]
 
     assert most(2) < 0.5 * most(1)
-
-
-@pytest.mark.exhaustive  # tests/train/test_under_mpi.py does the same with two and three processes
-@pytest.mark.mpi(8, timeout=120)
-def test_eight_processes_print_the_digits_of_eight_simulated_ranks(comm):
-    config = TrainConfig.make(
-        **{
-            **SMALL,
-            "reduction": "ring",
-            "dp": 2,
-            "tp": 2,
-            "pp": 2,
-            "zero": 1,
-            "sequence_parallel": True,
-            "microbatches": 2,
-        }
-    )
-    real = train(comm, config)
-    if comm.rank == 0:  # one simulation is enough: losses are the same on every rank
-        world = SimWorld(8)
-        simulated = world.run(train, config)[0]
-        assert (real.losses, real.digest) == (simulated.losses, simulated.digest)
-        assert sequences(comm.trace) == sequences(world.traces[0])

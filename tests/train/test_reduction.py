@@ -8,9 +8,8 @@ from minidist.comm import SimWorld
 from minidist.commands.dry_run import dry_run
 from minidist.commands.runner import run_training
 from minidist.job.config.train_config import TrainConfig, resolve_dims
-from minidist.job.equality.compare import compare_rank
-from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.trainer import train
+from tests.jobs import equals_one_device
 
 GPT = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 8, "data": "markov", "precision": "fp64"}
 JOB = {**GPT, "steps": 2, "global_batch": 12}
@@ -37,8 +36,7 @@ RUNS = [(layout, name) for layout, names in CASES for name in (*names, "auto") i
 def test_equal_to_one_device_with_the_bytes_of_the_algorithm(layout, name):
     config = TrainConfig.make(**JOB, **layout, reduction=name)
     ranks = resolve_dims(config).ranks
-    verdict = SimWorld(ranks).run(compare_rank, config, expected_snapshots(config, ranks))[0]
-    assert verdict.equal, verdict.first_difference
+    equals_one_device(ranks, config)
     summary = run_training(config, None, 60.0, None)
     sent = summary.bytes_by_purpose["gradient_reduce"]
     assert sent["measured"] == sent["closed_form"] > 0

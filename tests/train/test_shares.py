@@ -8,11 +8,10 @@ from minidist.comm import SimWorld
 from minidist.data import cut_batch
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
-from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
 from tests.cases import each
-from tests.jobs import sent_bytes
+from tests.jobs import equals_one_device, sent_bytes
 
 JOB = {"layers": 2, "width": 8, "heads": 2, "context": 4, "data": "markov", "steps": 2, "reduction": "ordered"}
 FLOAT = {"precision": "fp64", "reduction": "ring"}
@@ -76,8 +75,7 @@ def check_bytes(config, batches, world, results, runs=None):
 def test_uneven_shares_equal_one_device_and_send_the_closed_form(values):
     config, batches, ranks = config_of(**values)
     assert not batches.shares.is_even or "weights" in values
-    verdict = SimWorld(ranks).run(compare_rank, config)[0]
-    assert verdict.equal, verdict.sentence()
+    equals_one_device(ranks, config)
 
     world = SimWorld(ranks)
     check_bytes(config, batches, world, world.run(train, config))

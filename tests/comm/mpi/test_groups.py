@@ -4,36 +4,6 @@ import re
 
 import pytest
 
-UNLIKE = {
-    "members": (
-        "comm.group([0, 1] if comm.rank == 0 else [0, 1, 2], 'part')",
-        r"members differ: rank 0 makes the communicator world\.1part of the world's ranks \[0, 1\], but rank [12]"
-        r" makes it of \[0, 1, 2\], at program.py:LINE; every member must pass the same ranks in the same order",
-    ),
-    "order": (
-        "comm.group([0, 1, 2] if comm.rank else [1, 0, 2], 'part')",
-        r"members differ: .* \[1, 0, 2\], but rank [12] makes it of \[0, 1, 2\], at program.py:LINE; every",
-    ),
-    "labels": (
-        "comm.group([0, 1, 2], ['red', 'blue'][comm.rank == 0])",
-        r"labels differ: call 1 of group, dup or split on world is a group labelled 'blue' of \[0, 1, 2\] on rank 0,"
-        r" but a group labelled 'red' of \[0, 1, 2\] on rank [12], at program.py:LINE; every member must make the same",
-    ),
-    "a duplicate": (
-        "comm.dup() if comm.rank == 2 else comm.group([0, 1, 2], 'all')",
-        r"labels differ: .* is a group labelled 'all' of \[0, 1, 2\] on rank [01], but dup\(\) on rank 2, at",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", UNLIKE)
-def test_unlike_communicators_are_one_sentence(run, what):
-    call, words = UNLIKE[what]
-    output = run(f"\ndef main(comm):\n    {call}\n    comm.barrier()\n", 3, code=1)
-    assert re.search(words.replace("LINE", str(run.line(call))), output), output
-    assert output.count("differ: ") == 1
-    assert "Traceback" not in output
-
 
 def test_a_rank_that_has_made_it_and_gone_on_is_named_by_the_report(run):
     """A group of one rank waits for nobody, so the others wait for a claim that never comes."""
