@@ -16,11 +16,11 @@ PACKAGE = Path(minidist.__file__).parent
 # Lines of each folder, docstrings included.
 LINES = {
     "base": 4_185,
-    "collectives": 3_856,
-    "comm": 6_499,
+    "collectives": 3_862,
+    "comm": 6_500,
     "commands": 5_533,
-    "course": 12_644,
-    "core": 9_880,
+    "course": 12_760,
+    "core": 9_910,
     "data": 1_624,
     "debug": 9_947,
     "job": 8_745,
@@ -29,7 +29,7 @@ LINES = {
     "parallel": 5_036,
     "pipeline": 4_696,
     "planning": 5_857,
-    "report": 6_582,
+    "report": 6_590,
     "techniques": 12_147,
 }
 FOLDERS = 16
