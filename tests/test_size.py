@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_862,
     "comm": 6_500,
     "commands": 5_533,
-    "course": 12_635,
+    "course": 12_644,
     "core": 9_910,
     "data": 1_624,
     "debug": 9_947,
