@@ -297,6 +297,9 @@ story("14")
 # | `--tp 2` | Megatron-LM `--tensor-model-parallel-size 2`; DeepSpeed `tensor_parallel.tp_size`; vLLM `--tensor-parallel-size` |
 # | `Layout` of a parameter | PyTorch `DTensor` placements `[Shard(0)]`, `[Replicate()]` |
 #
+# Each layer now waits for two sums in forward and for two in backward, so t stays within the fastest links of a
+# node. Between two layers less would have to travel.
+#
 # Next: [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb). Side rooms: [14b Sequence
 # and vocabulary parallel](14b_sequence_and_vocabulary.ipynb), [14c Experts](14c_experts.ipynb). All
 # of them are in the [index](README.md).
