@@ -16,7 +16,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import add_into, is_half, quiet_overflow
 from minidist.core.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.collectives.operations import UFUNCS
+from minidist.core.collectives.calls import UFUNCS
 from minidist.core.comm.communicator import PointToPoint
 from minidist.core.comm.mesh import check_communicator
 

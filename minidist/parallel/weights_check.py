@@ -1,6 +1,6 @@
 """Refuses wrong plans, and ranks whose weights differ: their shards would be those of different models.
 
-    parallelize_module, apply_context_parallel  ──▶  hooks.model_checks  ──▶  one checksum, compared on all ranks
+    parallelize_module, apply_context_parallel  ──▶  hooks.check_weights  ──▶  one checksum, compared on all ranks
                                                                               the kinds of the modules that a plan names
 
 Proved by: tests/misuse/test_misuse.py, tests/parallel/test_tensor.py

@@ -14,7 +14,7 @@ from minidist import collectives
 from minidist.collectives.call_checks import LINE, elements_before_line
 from minidist.comm import SimWorld
 from minidist.core.base.errors import CommunicationError, MismatchError, UsageError
-from minidist.core.collectives.operations import accumulate, divide
+from minidist.core.collectives.calls import accumulate, divide
 from tests.cases import each
 from tests.collectives.cases import ALL, DTYPES, OPS, Case, contribution, primes
 

@@ -1,8 +1,7 @@
 """The array functions that autograd, nn, optim and the strategies use, for NumPy, CuPy and meta arrays.
 
-`ArrayModule` in minidist/base/array_interface.py lists the functions of NumPy that are imported here, and
-`ArrayInterface` the attributes of an array that the package uses. A test compares both with all three implementations
-and with the source above base/.
+The names of NumPy that are imported here, and the attributes of an array that the package uses, are those that
+minidist/base/array_interface.py lists.
 
 NumPy's functions pass CuPy arrays (and any other array type that implements `__array_ufunc__` and `__array_function__`)
 to their own library, so one name serves both. This file adds what the protocols do not cover: creating an array *like*
