@@ -16,7 +16,7 @@ PACKAGE = Path(minidist.__file__).parent
 # Lines of each folder, docstrings included.
 LINES = {
     "base": 4_185,
-    "collectives": 3_856,
+    "collectives": 3_858,
     "comm": 6_499,
     "commands": 5_533,
     "course": 12_758,

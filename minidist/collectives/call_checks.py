@@ -3,6 +3,7 @@
 Proved by: tests/collectives/test_collectives.py, tests/misuse/test_misuse.py
 """
 
+from ctypes import addressof, c_char
 from functools import cache
 from operator import index
 from typing import Any, SupportsIndex
@@ -239,9 +240,10 @@ LINE = 64  # bytes of a cache line
 
 def elements_before_line(value: np.ndarray) -> int:
     """Return how many elements of a 1-D array lie before its first whole cache line; 0 for any other array."""
-    if value.ndim != 1 or type(value) is not np.ndarray:
+    if value.ndim != 1 or type(value) is not np.ndarray or not value.flags.carray:
         return 0
-    return -value.ctypes.data % LINE // value.itemsize
+    # This takes a third of the time of `value.ctypes.data`.
+    return -addressof(c_char.from_buffer(value.data)) % LINE // value.itemsize
 
 
 def _checked(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:
