@@ -23,7 +23,7 @@
 # number that is sent must be received. What has to be sent here? And what happens if it is not?
 #
 # Training on more ranks saves time in each step, and costs the bytes that travel. This page trains
-# on four ranks, which it simulates in one process.
+# on four ranks, which it simulates in one process. The first four of the pictures:
 
 # %%
 import numpy as np
@@ -41,17 +41,15 @@ print("labels:", *labels[:4])
 # %% [markdown]
 # ## 2 Predict
 #
-# Commit to two numbers before you go on; `predict` waits for them, and part 5 and part 6 judge them
-# by what was measured. The network has 4,970 weights of 8 bytes each: 144 pixels, 32 hidden units,
-# 10 digits.
+# Commit to two numbers before you go on; `predict` waits for them, and parts 5 and 6 compare them with
+# what was measured. The network has 4,970 weights of 8 bytes each: 144 pixels, 32 hidden units, 10
+# digits. The first number is about a training in which the ranks share what is needed. In the second
+# training nothing is sent at all: 100 % means that the loss of rank 0 falls as far as in the first, and
+# 0 % that it does not fall.
 
 # %%
 sent = predict("bytes that rank 3 sends in one step", example=1000, unit="B")
-fall = predict(
-    "nothing is sent: how far does rank 0's loss fall, where 100 % is the fall of part 3",
-    example=0,
-    unit="%",
-)
+fall = predict("how far rank 0's loss falls when nothing is sent", example=0, unit="%")
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -82,7 +80,8 @@ def add_up(comm, gradient):
 
 # %% [markdown]
 # This is the training loop of one rank. Of four ranks each takes every fourth picture, and begins
-# with the picture that has the rank's number:
+# with the picture that has the rank's number. The loss is divided by 64, the number of all pictures, so
+# the gradients of the ranks add up to that of one machine:
 
 
 # %%
@@ -235,6 +234,10 @@ command = (
 picture("space-time", world, f"{command}; minidist report t.jsonl")
 
 # %% [markdown]
+# Break it yourself: leave out the second loop of `add_up` in part 3, and run the cells from there on.
+# Which ranks wait now, and for whom?
+
+# %% [markdown]
 # ## 7 Exercise: speak in rank order
 #
 # Each rank calls `say("...")` exactly once: rank 0 first, then rank 1, and so on, and no rank
@@ -315,5 +318,5 @@ story("00")
 # | `add_up` | MPI `Allreduce`; PyTorch `dist.all_reduce`; done for you by `DistributedDataParallel` |
 #
 # Next: [02 What a step costs](02_what_a_step_costs.ipynb). Side room: [00b Autograd in an
-# hour](00b_autograd_in_an_hour.ipynb). The evening goes on with 03. All of them are in the
-# [index](README.md).
+# hour](00b_autograd_in_an_hour.ipynb). On the paths of an hour and of an evening 03 is next. All lessons
+# are in the [index](README.md).

@@ -211,6 +211,10 @@ for recording in (False, True):
 picture("memory", world, "part 6 of lesson 02", name="a graph for each batch")
 
 # %% [markdown]
+# Mend it without `no_grad()`: what must the list keep in place of each loss? Change the line with
+# `losses.append`, and run the cell again.
+
+# %% [markdown]
 # ## 7 Exercise: free in the right order
 #
 # Can a step do with less? The gradient of a layer is needed once, to update that layer. So update it

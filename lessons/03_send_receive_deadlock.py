@@ -144,7 +144,8 @@ buffered.judge(sum(waits for _, waits in answers.values()))
 
 # %% [markdown]
 # `send_then_receive` is the dangerous one: it runs as long as the message fits into a buffer. When
-# the limit is below the length of the message, the same program hangs:
+# the limit is below the length of the message, the same program hangs. (Try one more: is it enough that
+# rank 0 alone receives first?)
 
 # %%
 for eager_bytes in (0, 23, 24, 1000):

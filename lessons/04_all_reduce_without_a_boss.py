@@ -203,6 +203,10 @@ results = SimWorld(4).run(one_step_too_few)
 print("ranks agree:", all(np.array_equal(result, results[0]) for result in results))
 print("rank 0 has:", results[0], "and should have 1111 everywhere")
 
+# %% [markdown]
+# The digits show which rank is missing in each chunk. What is missing after two steps too few? Change
+# the 2, and run the cell again.
+
 
 # %% [markdown]
 # ## 7 Exercise: the ring, for any size and any n
@@ -270,5 +274,5 @@ story("04")
 # | `reduce_scatter`, `all_gather` | PyTorch `dist.reduce_scatter_tensor`, `dist.all_gather_into_tensor`; JAX `psum_scatter`, `all_gather` |
 #
 # Next: [05 Latency or bandwidth?](05_latency_or_bandwidth.ipynb). Side room: [04b The order of
-# additions](04b_order_of_additions.ipynb). The evening goes on with 06. All of them are in the
+# additions](04b_order_of_additions.ipynb). On the path of an evening 06 is next. All lessons are in the
 # [index](README.md).

@@ -206,6 +206,8 @@ header["command"] = "part 6 of lesson 06"
 show(draw("loss", [], header))
 
 # %% [markdown]
+# Do shards of 7 and 1 end further off? Change the last pair, and run the cell again.
+#
 # The mean of means is a common bug: between 2024 and 2026 users reported it to seven projects (lesson
 # 28 counts them). In minidist a loss records over how many rows it is a mean, and the messages of the
 # gradients carry that number. The ranks compare the numbers, so such a job ends in its first step:
@@ -276,5 +278,5 @@ story("06")
 # Next: [09 Mixed precision](09_mixed_precision.ipynb). Side rooms: [06b Buckets and
 # overlap](06b_buckets_and_overlap.ipynb), [06c Parameter server](06c_parameter_server.ipynb), [06d
 # Fewer bytes](06d_fewer_bytes.ipynb), [06e Local SGD and DiLoCo](06e_local_sgd_and_diloco.ipynb),
-# [06f Loading data](06f_loading.ipynb). The evening goes on with 06b. All of them are
-# in the [index](README.md).
+# [06f Loading data](06f_loading.ipynb). On the path of an evening 06b is next. All lessons are in the
+# [index](README.md).

@@ -1,9 +1,7 @@
 """The bytes of a buffer that is not NumPy's, such as a tensor of PyTorch, without a copy.
 
-Such an object says where its elements lie in a structure of C's, DLPack's `DLTensor`, which is read here. NumPy would
-take the structure over; MPI only looks at the memory for the time of a message.
+Such an object says by DLPack where its elements lie. NumPy's array of it may be read-only; MPI looks at the memory.
 
-Source: the DLPack specification, version 1, dlpack.h.
 Proved by: tests/mpi_ranks/test_buffers.py
 """
 
@@ -17,25 +15,6 @@ import numpy as np
 from minidist.debug.mpi_ranks.constants import Unsupported, unsupported
 
 CPU, HOST_PINNED = 1, 3
-_KINDS = "iufV c?"  # of elements, by DLPack's number
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device", ctypes.c_int32 * 2),
-        ("axes", ctypes.c_int32),
-        ("kind", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("offset", ctypes.c_uint64),
-    ]
-
-
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
 def bytes_at(address: int, size: int, owner: Any = None) -> np.ndarray:
@@ -63,17 +42,8 @@ def bytes_of(value: Any) -> tuple[np.ndarray, str]:
         return _contiguous(array).view(np.uint8), array.dtype.char
     if value.__dlpack_device__()[0] not in (CPU, HOST_PINNED):
         raise _on_gpu()
-    capsule = value.__dlpack__()
-    tensor = _Tensor.from_address(_pointer(capsule, b"dltensor"))
-    shape = [tensor.shape[axis] for axis in range(tensor.axes)]
-    kind = "c" if tensor.lanes == 2 else _KINDS[tensor.kind]  # two numbers are a complex one
-    dtype = np.dtype(f"{kind}{tensor.bits * tensor.lanes // 8}" if kind != "?" else "?")
-    size = int(np.prod(shape)) * dtype.itemsize
-    raw = bytes_at((tensor.data or 0) + tensor.offset, size, (capsule, value))
-    if size and tensor.strides:
-        strides = [tensor.strides[axis] * dtype.itemsize for axis in range(tensor.axes)]
-        _contiguous(np.lib.stride_tricks.as_strided(raw.view(dtype), shape, strides))
-    return raw, dtype.char
+    array = np.from_dlpack(value)
+    return bytes_at(_contiguous(array).ctypes.data, array.nbytes, (array, value)), array.dtype.char
 
 
 def _contiguous(array: np.ndarray) -> np.ndarray:
