@@ -130,7 +130,8 @@ show(world, "Rank 0 adds two numbers of each rank and sends the sums back.")
 
 # %% [markdown]
 # The same run as one picture: a rank is a horizontal line, time runs to the right, an arrow is a
-# message, and red is the time in which a rank waits for another one. The time is *virtual*: it is
+# message, red is the time in which a rank waits for another one, and pink the time in which it waits for
+# bytes that are on their way. The time is *virtual*: it is
 # computed from the messages, each of which takes about 1 µs, so the picture is the same on every
 # machine.
 

@@ -121,7 +121,7 @@ print(f"max |wrapped - by hand| after 20 steps = {np.abs(library - ours).max():.
 
 # %% [markdown]
 # How the wrapper begins to sum before backward has ended
-# ([gradients.py](../minidist/core/parallel/gradients.py)) is the subject of [lesson
+# ([data_parallel.py](../minidist/core/parallel/data_parallel.py)) is the subject of [lesson
 # 06b](06b_buckets_and_overlap.ipynb).
 
 # %% [markdown]

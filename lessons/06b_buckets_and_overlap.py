@@ -128,7 +128,7 @@ for rank, order in enumerate(ORDERS):
 
 # %% [markdown]
 # Rank 1 keeps its complete bucket 1 until bucket 0 has left, so both ranks sum bucket 0 first. The
-# library's version is [gradients.py](../minidist/core/parallel/gradients.py); you write it in part 7.
+# library's version is [data_parallel.py](../minidist/core/parallel/data_parallel.py); you write it in part 7.
 #
 # The sum itself is the ring of lesson 04. It runs in the communicator's *stream*, a second flow of
 # control next to the rank's main program (the bars "send" and "receive" in the pictures).
@@ -216,8 +216,8 @@ print("with find_unused_parameters=True these took part as zeros:", ", ".join(ze
 
 # %% [markdown]
 # Ranks may complete their parameters in different orders, for example where a branch of the model
-# depends on the data. If a rank sends what is ready first, and not in the order of the index,
-# different buckets meet:
+# depends on the data. If a rank sends what is complete first, and not bucket 0 before bucket 1, different
+# buckets are added up:
 
 
 # %%
@@ -234,7 +234,8 @@ with expect(MismatchError):
 
 # %% [markdown]
 # It is noticed because the lengths differ. When they are equal, the gradient of attention and that of
-# the MLP are added up, and no error says so. Only the order of the index prevents that.
+# the MLP are added up, and no error says so. Only the same order on all ranks prevents that. The sum of
+# attention's ones is then:
 
 # %%
 print("1 + 1 =", SimWorld(2).run(as_they_come, 6))

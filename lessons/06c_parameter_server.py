@@ -95,7 +95,7 @@ for consistency in ("bsp", "asp"):
 
 
 # %%
-def toy(comm, pushes, seconds):
+def asynchronous(comm, pushes, seconds):
     weights, gradient, order = np.zeros(1), np.empty(1), []
     if comm.rank == 0:
         for _ in range(pushes * (comm.size - 1)):
@@ -112,7 +112,7 @@ def toy(comm, pushes, seconds):
     return weights[0]
 
 
-order, *weights = SimWorld(4).run(toy, 3, [1.0, 1.1, 3.0])
+order, *weights = SimWorld(4).run(asynchronous, 3, [1.0, 1.1, 3.0])
 print("the server gets pushes of the workers", *order)
 print("the workers end with the weights", *(f"{w:.3f}" for w in weights))
 

@@ -181,6 +181,9 @@ def train(comm, dtype, steps=20):
         return losses, dict(account.by_purpose), scaler
 
 
+# %% [markdown]
+# The three trainings:
+
 # %%
 runs, worlds = {}, {}
 for dtype in ("float32", "float16", "bfloat16"):
@@ -328,6 +331,9 @@ story("09")
 # | `MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype)` | PyTorch FSDP2 `MixedPrecisionPolicy`, the same names |
 # | the table of rules | PyTorch `torch.autocast`: lists of operations that run in float16, in float32, in the widest input type |
 # | `agree_on_overflow` | Megatron-LM: `found_inf`, an all-reduce (max) over the model-parallel group; DeepSpeed `has_overflow`; PyTorch `ShardedGradScaler` |
+#
+# In 16 bits the job still needs 130.5 GB per card, and a card has 80. The activations are a part of these bytes
+# that need not be kept.
 #
 # Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb). Side rooms: [09b
 # Eight bits](09b_eight_bits.ipynb), [09c Pruning](09c_pruning.ipynb), [09d

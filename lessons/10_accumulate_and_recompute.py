@@ -244,6 +244,9 @@ def accumulate(comm, quietly, passes=4):
     return parallel.flat.grad.copy()
 
 
+# %% [markdown]
+# Two ranks, four passes each:
+
 # %%
 gradients = []
 for quietly, what in ((False, "a sum in each pass"), (True, "no_sync() in all but the last")):
@@ -285,6 +288,9 @@ def careless(recompute):
     loss.backward()
     return loss.item(), flat.grad.copy()
 
+
+# %% [markdown]
+# Without and with recomputation of every layer:
 
 # %%
 (loss, right), (same_loss, wrong) = careless(False), careless(True)
@@ -392,6 +398,8 @@ story("10")
 # | the same draws in a replay | PyTorch `preserve_rng_state=True` |
 # | `--accumulation`, `--micro-batch` | DeepSpeed `gradient_accumulation_steps`, `train_micro_batch_size_per_gpu`; Megatron-LM `--micro-batch-size`, `--global-batch-size` |
 # | `no_sync()` | PyTorch `model.no_sync()`; Accelerate `accelerator.accumulate(model)` |
+#
+# What is left, 122.4 GB, are nearly all states of parameters, and each of the eight cards holds all of them.
 #
 # Next: [11 ZeRO 1 and 2](11_zero_1_and_2.ipynb). Side rooms: [10b Batch size and
 # noise](10b_batch_size_and_noise.ipynb), [10c Uneven ranks](10c_uneven_ranks.ipynb). All of them are

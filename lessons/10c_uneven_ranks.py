@@ -43,8 +43,9 @@ time_guess = predict("time of a step, over that with equal shares", example=0.75
 # **Rows go where they are computed fastest.** The step stays that of one device. What it saves: the
 # time for which fast ranks wait. What it costs: one number per rank now and then.
 #
-# In the picture the ranks have equal shares for two steps. Then they exchange their seconds per row, and
-# take two steps with shares in proportion to their speeds. Look at how long ranks 0 and 1 wait.
+# The ranks have equal shares for two steps. Then they exchange their seconds per row, and take two steps
+# with shares in proportion to their speeds. The picture shows rank 0, a fast one; red is the time for which
+# it waits for the slow rank. After two steps it has more to compute, and no longer waits.
 
 
 # %%
@@ -52,7 +53,9 @@ slowness = [1, 1, 4]  # how many times as long a rank computes
 links = LinkModel(alpha=1e-6, flops=1e9, memory_bandwidth=1e9, slowdown=lambda rank: slowness[rank])
 world = SimWorld(3, links=links)
 result = world.run(train, small_job(dp=3, global_batch=36, weights="measured:2", steps=4))[0]
-picture("lanes", world, "part 3 of lesson 10c", title="measured shares, rank 2 four times as slow")
+picture(
+    "lanes", world, "part 3 of lesson 10c", title="rank 0 of three; rank 2 is four times as slow"
+)
 
 # %% [markdown]
 # ## 4 The code

@@ -260,6 +260,9 @@ def clipped(comm, right):
     return float(np.sqrt(all_reduce(comm, squares)[0]))
 
 
+# %% [markdown]
+# The norm of the whole gradient after clipping to 0.1, both ways:
+
 # %%
 for right, way in ((True, "the whole norm"), (False, "the norm of the shard")):
     norm = SimWorld(4).run(clipped, right)[0]
@@ -342,6 +345,9 @@ story("11")
 # | `reduce_bucket_size` | DeepSpeed `reduce_bucket_size`, `allgather_bucket_size` |
 # | padding of the flat array | PyTorch `FlatParameter`; DeepSpeed aligns its flat buffers too |
 # | `clip_grad_norm_` over shards | PyTorch FSDP `model.clip_grad_norm_`; DeepSpeed `gradient_clipping` |
+#
+# 36.1 GB fit. But every card still has all the weights, and a model whose weights are larger than a card does not
+# fit on any number of cards.
 #
 # Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). Side rooms: [11b Trust
 # ratios](11b_trust_ratios.ipynb), [11c Muon: whole matrices](11c_muon.ipynb). All of them are in the

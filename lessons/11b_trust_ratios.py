@@ -42,6 +42,7 @@ from unittest.mock import patch
 import numpy as np
 
 from minidist import GPT, SGD, Adam, FlatParameters, GPTConfig, LinkModel, SimWorld
+from minidist.base.trace_file import only_steps
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.optim import LAMB
@@ -56,8 +57,8 @@ from minidist.parallel import LayerSums
 # of an element depends on two norms of its whole layer, so with ZeRO or tensor parallelism every step
 # has one reduction more.
 #
-# A step of ZeRO 1 on four ranks with LAMB: gradients, then the small messages of the norms, then
-# parameters.
+# Rank 0 in the second step of ZeRO 1 on four ranks with LAMB. After backward it sends gradients, then the
+# small messages of the norms, then parameters:
 
 
 # %%
@@ -67,8 +68,9 @@ def lamb_job(**settings):
 
 
 world = SimWorld(4, links=LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9))
-world.run(train, lamb_job(dp=4, zero=1, steps=1))
-picture("lanes", world, "part 3 of lesson 11b", title="ZeRO 1 with LAMB")
+world.run(train, lamb_job(dp=4, zero=1, steps=2))
+second = only_steps(world.traces, 1, 2)
+picture("lanes", second, "part 3 of lesson 11b", title="rank 0: a step of ZeRO 1 with LAMB")
 
 # %% [markdown]
 # ## 4 The code
@@ -116,6 +118,9 @@ def moved(make):
         float(np.linalg.norm(m) / np.linalg.norm(old)) for m, old in zip(moves, before, strict=True)
     ]
 
+
+# %% [markdown]
+# With SGD, Adam and LAMB:
 
 # %%
 spread = {}

@@ -40,6 +40,7 @@ bytes_guess = predict("times fewer bytes with an owner for each matrix, 8 ranks"
 import numpy as np
 
 from minidist import LinkModel, SimWorld, all_gather
+from minidist.base.trace_file import only_steps
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.optim import newton_schulz
@@ -52,8 +53,8 @@ from minidist.optim import newton_schulz
 # computations of the same product. What it costs: an owner waits for the parts, and the others for
 # its result.
 #
-# A step of ZeRO 1 on four ranks. Between the gradients and the gather of the parameters are two
-# all-to-alls, the parts on their way to the owners and the results on their way back:
+# Rank 0 in the second step of ZeRO 1 on four ranks. Between the gradients and the gather of the parameters
+# are two all-to-alls, the parts on their way to the owners and the results on their way back:
 
 
 # %%
@@ -64,8 +65,9 @@ def muon_job(**settings):
 
 
 world = SimWorld(4, links=LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9))
-world.run(train, muon_job(micro_batch=2, dp=4, zero=1, steps=1))
-picture("lanes", world, "part 3 of lesson 11c", title="ZeRO 1 with Muon")
+world.run(train, muon_job(micro_batch=2, dp=4, zero=1, steps=2))
+second = only_steps(world.traces, 1, 2)
+picture("lanes", second, "part 3 of lesson 11c", title="rank 0: a step of ZeRO 1 with Muon")
 
 # %% [markdown]
 # ## 4 The code

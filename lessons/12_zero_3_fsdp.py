@@ -13,6 +13,8 @@
 #
 # ## 1 The case
 #
+# With ZeRO 2 each rank still has all the weights. Let it keep a part of these, too.
+#
 # Eight equal layers of 65,536 B train on four ranks. Each rank has a quarter of every layer's
 # weights. Just before a layer computes, its weights are gathered from all ranks, and right after it
 # the other three quarters are dropped again; in forward, and once more in backward. In backward its
@@ -63,6 +65,23 @@ def one_layer(comm):
 
 
 show(step(one_layer, 4), "A layer of 8 weights is gathered from 4 shards.")
+
+# %% [markdown]
+# Forward through the first four layers of the case, each of which computes for 70 µs. Every layer waits for
+# its gather, the pale parts of the picture:
+
+
+# %%
+def forward_only(comm):
+    for _ in range(4):
+        all_gather(comm, np.ones(65_536 // 4 // 4, np.float32), algorithm="ring")
+        comm.compute(seconds=70e-6, name="forward")
+
+
+links = LinkModel(alpha=2e-6, beta=8e-10, flops=3e10, memory_bandwidth=1e11)
+world = SimWorld(4, links=links)
+world.run(forward_only)
+picture("space-time", world, "part 3 of lesson 12", name="four layers, each gathered when needed")
 
 # %% [markdown]
 # ## 4 The code
@@ -116,7 +135,6 @@ LAYERS, WIDTH, RANKS, ROWS = 8, 128, 4, 256
 LAYER = 4 * WIDTH * WIDTH  # bytes
 rng = np.random.default_rng(0)
 rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
-links = LinkModel(alpha=2e-6, beta=8e-10, flops=3e10, memory_bandwidth=1e11)
 
 
 def sharded(comm, dtype, *, prefetch=1, reshard=True, units=True):
@@ -223,6 +241,9 @@ def data_parallel(comm, steps=3, dtype=np.float32):
     comm.trace.memory = [(0.0, live) for live in account.history()]
     return flat.data, account, held
 
+
+# %% [markdown]
+# Both on four ranks. The states are parameters, gradients and the optimizer's averages, between two steps:
 
 # %%
 first_ranks, peak = [], {}
@@ -336,6 +357,9 @@ story("12")
 # | `prefetch` | FSDP2 `set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`; FSDP1 `forward_prefetch`, `backward_prefetch`; DeepSpeed `stage3_prefetch_bucket_size` |
 # | `persistence_threshold` | DeepSpeed `stage3_param_persistence_threshold` |
 # | a mesh (replicate, shard), `--dp-replicate` | FSDP `HYBRID_SHARD`; DeepSpeed `zero_hpz_partition_size` (secondary shards) |
+#
+# Now all weights travel twice in a step, and all gradients once. On slow links that is what limits a step, and it
+# does not become less with fewer tokens.
 #
 # Next: [14 Tensor parallel](14_tensor_parallel.ipynb). Side room: [12b Offload](12b_offload.ipynb).
 # All of them are in the [index](README.md).

@@ -18,14 +18,15 @@
 # to the host, the host steps, and every new value crosses back. Down and up can go at once, layer
 # after layer.
 #
-# The link is slow: for the bytes of a step, down and up together, it needs twice as long as the
-# device computes. How many times as long as without offloading does a step take? And how many bytes
+# The link is slow: for the bytes of a step, down and up one after the other, it would need twice as long
+# as the device computes. How many times as long as without offloading does a step take? And how many bytes
 # cross for one parameter in a step, both ways together?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# The host itself is quick. A quarter off is good enough for the time.
+# The host itself is quick. The transfers begin when backward has ended. A quarter off is good enough for the
+# time.
 
 # %%
 from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
@@ -60,9 +61,7 @@ from minidist.techniques.offload.optimizer import OffloadedOptimizer
 # What it saves: 12 of 16 B per parameter (optimizer), or all activations but one block's. What it
 # costs: bytes on the link, and time only where the link is slower than what hides it.
 #
-# A step of a network of eight layers whose optimizer lives on the host: rank 0's streams. After
-# backward the gradients go down layer by layer; the host steps a layer as soon as its gradient has
-# arrived; its new values go up while the next layer steps. This function made it.
+# A network of eight layers, whose Adam is on the device or on the host behind a link:
 
 # %%
 LAYERS, WIDTH, ROWS = 8, 128, 512
@@ -75,13 +74,9 @@ def train(comm, bandwidth=None, steps=2):
     """Returns weights and the host's pool. Without a bandwidth there is no offloading."""
     model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float32)
     flat, pool = FlatParameters(model.parameters()), None
-
-    # The same Adam, on the device or on the host behind a link of that bandwidth.
-    if bandwidth is None:
-        optimizer = Adam(flat, lr=1e-3)
-    else:
+    if bandwidth is not None:
         pool = HostPool(comm, bandwidth, host_bandwidth=4e9)
-        optimizer = OffloadedOptimizer(flat, Adam, pool, lr=1e-3)
+    optimizer = OffloadedOptimizer(flat, Adam, pool, lr=1e-3) if pool else Adam(flat, lr=1e-3)
     for _ in range(steps):
         flat.zero_grad()
         with FlopCounter() as counter:
@@ -93,6 +88,12 @@ def train(comm, bandwidth=None, steps=2):
     return flat.data.copy(), pool
 
 
+# %% [markdown]
+# One step, rank 0's streams. After backward the gradients go down layer by layer; the host steps a layer as
+# soon as its gradient has arrived (the small blocks in the upper row); its new values go up while the next
+# layer steps:
+
+# %%
 world = SimWorld(1, links=links)
 world.run(train, 2e8, steps=1)
 picture("lanes", world, "part 3 of lesson 12b", name="the optimizer on the host")
@@ -102,8 +103,8 @@ picture("lanes", world, "part 3 of lesson 12b", name="the optimizer on the host"
 #
 # A transfer runs in a separate stream, one per direction, like a gather in lesson 12. So the
 # program begins it and waits where it needs the result
-# ([optimizer.py](../minidist/techniques/offload/optimizer.py)). What this saves, for slices that take
-# a given number of ms to come down, to step on the host and to go up again:
+# ([optimizer.py](../minidist/techniques/offload/optimizer.py)). What this saves: here the whole step takes
+# 48 ms to come down, 32 ms on the host and 48 ms to go up again, in one piece or in equal slices:
 
 
 # %%
@@ -118,16 +119,16 @@ def toy_end(slices, down, step, up):
 
 
 for slices in (1, 4, 16):
-    print(f"{slices:2} slices: {toy_end(slices, 48 / slices, 32 / slices, 48 / slices):.0f} ms")
+    print(f"slices: {slices:2}; {toy_end(slices, 48 / slices, 32 / slices, 48 / slices):3.0f} ms")
 
 # %% [markdown]
-# When the optimizer asks a slice on the host for its gradient, the slice waits for the transfer.
-# The optimizer asks slice by slice, and knows nothing of transfers.
+# With many slices the end comes little after the 48 ms of the slowest of the three.
 
 # %% [markdown]
 # ## 5 Check
 #
-# Time of a step by the speed of the link, and bytes on the link from its own count.
+# The time of a step for links of several speeds, over that without offloading. Down and up together would take
+# `times` as long as computing:
 
 
 # %%
@@ -139,9 +140,8 @@ def seconds(bandwidth=None):
 
 plain, single, _ = seconds()
 for times in (0.25, 0.5, 1, 2, 4):
-    # Down and up together take `times` as long as computing.
     slow, weights, pool = seconds(2 * single.nbytes / (times * plain))
-    print(f"a link that needs {times:4} of the step's time: {slow / plain:.2f} times as long")
+    print(f"times = {times:4}: a step takes {slow / plain:.2f} times as long")
     if times == 2:
         time_guess.judge(slow / plain, within=0.25)
         bytes_guess.judge((pool.to_host + pool.to_device) / 2 / single.size)
@@ -149,8 +149,9 @@ print(f"max |w_offloaded - w_single| = {np.abs(weights - single).max()}")
 assert np.array_equal(weights, single)
 
 # %% [markdown]
-# Down and up overlap with each other and with the host, but not with backward here: all gradients
-# go down after it. ZeRO-Offload sends each one as soon as it is computed; `fully_shard(...,
+# Down and up overlap with each other and with the host, so the step becomes longer by little more than half of
+# what they would take one after the other. They do not overlap with backward here: all gradients go down
+# after it. ZeRO-Offload sends each one as soon as it is computed; `fully_shard(...,
 # offload_policy=CPUOffloadPolicy(pool))` does so, unit by unit.
 #
 # The optimizer is not the only thing that is used rarely. `--offload activations` moves what an
@@ -160,21 +161,22 @@ assert np.array_equal(weights, single)
 
 # %%
 shape = {"layers": 6, "width": 64, "heads": 4, "context": 32, "micro_batch": 4, "steps": 2}
-digests = {}
-for zero, offload in (
+digests, peaks = {}, {}
+for zero, what in (
     (0, "none"),
     (0, "optimizer"),
     (0, "activations"),
     (3, "none"),
     (3, "parameters"),
 ):
-    (result,) = SimWorld(1).run(train_job, small_job(**shape, zero=zero, offload=offload))
+    (result,) = SimWorld(1).run(train_job, small_job(**shape, zero=zero, offload=what))
     host = result.measured.get("host", {"to_host": 0, "to_device": 0})
-    print(
-        f"ZeRO {zero}, --offload {offload:11} device {result.peak_bytes:9,} B at most; in a step"
-        f" {host['to_host'] // 2:9,} B go down and {host['to_device'] // 2:9,} B up"
-    )
+    down, up = host["to_host"] // 2, host["to_device"] // 2
+    peaks[zero, what] = result.peak_bytes
+    print(f"ZeRO {zero}, --offload {what:11} device {result.peak_bytes:9,} B, ", end="")
+    print(f"down {down:9,} B, up {up:9,} B in a step")
     assert result.digest == digests.setdefault(zero, result.digest)
+assert max(peaks, key=peaks.get) == (3, "none")
 
 # %% [markdown]
 # [docs/three_sizes.md](../docs/three_sizes.md) walks one model from a card that holds it to a card
@@ -203,8 +205,8 @@ with expect(UnwaitedRequestError):
 #
 # `down(i)` begins to bring the gradient of piece i to the host, `step(i, gradient)` computes there
 # and returns the piece's new values, `up(i, values)` begins to bring them to the device. `down` and
-# `up` return something whose `wait()` must be called. Step all `pieces`, in the least time, with at
-# most two gradients on the host.
+# `up` return something whose `wait()` must be called. Step all `pieces`. What is judged: that every piece is
+# stepped and waited for, the time, and that at most two gradients are on the host.
 
 
 # %%
@@ -224,9 +226,8 @@ check("12b.offloaded_step", solution("12b.offloaded_step"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Keep on the host what is used rarely**, and cross while something else works: down, step and
-#   up are three stations, and a step of k equal pieces takes what one piece needs, and k - 1 times
-#   the slowest station.
+# - **Keep on the host what is used rarely**, and move it while something computes. Down, step and up run at
+#   the same time: k equal pieces take what one piece needs, and k - 1 times the slowest of the three.
 # - ZeRO-Offload moves **2 B + 2 B per parameter and step** in 16-bit training (4 + 4 in float32),
 #   1/n of it on each of n ranks.
 

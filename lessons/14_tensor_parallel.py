@@ -122,7 +122,8 @@ picture("space-time", world, "part 3 of lesson 14", name="a block on 2 ranks")
 # | g, `reduce_from_tensor_parallel_region`, after the rows | all-reduce | nothing |
 #
 # Why an all-reduce in f's backward? All ranks' columns read x, so each rank has only its part of
-# x's gradient. The library's layers are in [layers.py](../minidist/core/parallel/tensor/layers.py).
+# x's gradient. The library's layers are in
+# [tensor_parallel.py](../minidist/core/parallel/tensor_parallel.py).
 #
 # Between f and g is what can be computed column by column: GELU, or ReLU as in this example, or
 # attention, head by head. That is why the two cuts come in pairs. The bias of the second layer is
@@ -194,19 +195,19 @@ for ranks in (2, 3, 4):
 
 # %%
 from minidist import MismatchError
-from minidist.core.parallel.tensor import layers
+from minidist.core.parallel import tensor_parallel
 from minidist.job.train.trainer import train
 
 long = job(2).model_copy(update={"steps": 40, "lr": 0.01})
 losses = {"with f": SimWorld(2).run(train, long)[0].losses}
-right = layers.copy_to_tensor_parallel_region
-layers.copy_to_tensor_parallel_region = lambda x, comm: x
+right = tensor_parallel.copy_to_tensor_parallel_region
+tensor_parallel.copy_to_tensor_parallel_region = lambda x, comm: x
 losses["without f"] = SimWorld(2).run(train, long)[0].losses
 for name, values in losses.items():
     print(f"{name:9}: loss {values[0]:.3f} at first, {values[-1]:.3f} after {long.steps} steps")
 with expect(MismatchError):
     SimWorld(2).run(train, job(2, check_replicas=True))
-layers.copy_to_tensor_parallel_region = right
+tensor_parallel.copy_to_tensor_parallel_region = right
 
 # %% [markdown]
 # The other typical mistake: the fused Q|K|V is cut into contiguous halves. In the picture each rank has 8
@@ -296,6 +297,9 @@ story("14")
 # | `parallelize_module(model, mesh["tp"], plan)` | the same in `torch.distributed.tensor.parallel` |
 # | `--tp 2` | Megatron-LM `--tensor-model-parallel-size 2`; DeepSpeed `tensor_parallel.tp_size`; vLLM `--tensor-parallel-size` |
 # | `Layout` of a parameter | PyTorch `DTensor` placements `[Shard(0)]`, `[Replicate()]` |
+#
+# Each layer now waits for two sums in forward and for two in backward, so t stays within the fastest links of a
+# node. Between two layers less would have to travel.
 #
 # Next: [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb). Side rooms: [14b Sequence
 # and vocabulary parallel](14b_sequence_and_vocabulary.ipynb), [14c Experts](14c_experts.ipynb). All

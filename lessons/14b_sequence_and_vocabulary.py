@@ -24,17 +24,23 @@
 # second. How much does a block then keep, compared with lesson 14? And how many bytes does a rank
 # send? An all-reduce is a reduce-scatter and an all-gather. A first matrix needs its gathered input
 # once more in backward, for the gradient of its weights, and does not keep it.
+#
+# The logits are whole on every rank, too: one number for each token and each word. Let each rank compute
+# those of a quarter of the words. How many numbers per token must be reduced over the ranks to know the
+# loss?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# 1 means: as much as with tensor parallelism alone. 5 % off is good enough.
+# 1 means: as much as with tensor parallelism alone. 5 % off is good enough. For the third write down the
+# loss of a token, with a softmax that subtracts the largest logit.
 
 # %%
 from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
 
 kept_guess = predict("bytes that a block keeps, over tensor parallelism's", example=0.9)
 sent_guess = predict("bytes that a rank sends, over tensor parallelism's", example=1.0)
+numbers_guess = predict("numbers per token that are reduced for the loss", example=1)
 
 # %%
 import numpy as np
@@ -42,7 +48,6 @@ import numpy as np
 from minidist import (
     Block,
     GPTConfig,
-    MismatchError,
     SimWorld,
     Tensor,
     batch_coordinates,
@@ -53,9 +58,7 @@ from minidist import (
 )
 from minidist.base.memory import account_memory
 from minidist.job.equality.compare import compare_rank
-from minidist.job.train.trainer import train
 from minidist.nn import causal_attention_composite
-from minidist.parallel.tensor import sequence_parallel
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -65,51 +68,48 @@ from minidist.parallel.tensor import sequence_parallel
 # stays. What it costs: one more gather in backward for each layer that reads a gathered input (two
 # per block), and the gradients of the norms' weights, now parts, have to be summed.
 #
-# One block of lesson 14, forward and backward, on four ranks. First with its all-reduces; then the
-# same block with its rows split. Forward sends the same, backward a little more, and `regather` is
-# new.
+# The block of lesson 14 with dropout, and its rows whole or split:
 
 # %%
 BATCH, LENGTH, WIDTH, HEADS = 2, 32, 64, 4
+BLOCK = "transformer.h.*."
 
 
 def one_block(comm, split, dropout=0.1):
     """Forward and backward of a GPT block; returns the bytes of activations kept between them."""
-    plan = {
-        name.removeprefix("transformer.h.*."): style
-        for name, style in gpt_plan(2, split).items()
-        if "h.*." in name
-    }
+    plan = {k.removeprefix(BLOCK): cut for k, cut in gpt_plan(2, split).items() if BLOCK in k}
+    config = GPTConfig(n_embd=WIDTH, n_head=HEADS, dropout=dropout, attention_dropout=dropout)
     rows = LENGTH // comm.size if split else LENGTH
     x = Tensor(np.ones((BATCH, rows, WIDTH), np.float32), requires_grad=True)
-    config = GPTConfig(n_embd=WIDTH, n_head=HEADS, dropout=dropout, attention_dropout=dropout)
     with account_memory() as account, batch_coordinates():
         block = Block(config, np.float32, attention_fn=causal_attention_composite).initialize(0)
-        block = parallelize_module(block, comm, plan)
-        y = block(x)
-        # The output is the next block's input.
-        kept = account.by_purpose["activation"] - y.data.nbytes
+        y = parallelize_module(block, comm, plan)(x)
+        kept = account.by_purpose["activation"] - y.data.nbytes  # y is the next block's input
         y.backward(np.ones_like(y.data))
     return kept
 
 
-# Of all four ranks together: a gather, or a reduce-scatter, sends 3/4 of an activation from each.
+# %% [markdown]
+# Bytes that four ranks send in forward and backward, measured beside a formula. First with the all-reduces
+# of lesson 14; then with the rows split. Forward sends the same, backward a little more, and `regather` is
+# new.
+
+# %%
+# A gather, or a reduce-scatter, sends 3/4 of an activation from each rank.
 once, worlds, kept = 3 * BATCH * LENGTH * WIDTH * 4, {}, {}
-closed_form = {"tensor_forward": 4 * once, "tensor_backward": 4 * once}
-for split in (False, True):
+forms = {False: {"tensor_forward": 4 * once, "tensor_backward": 4 * once}}
+# The gradients of two norms and two biases are summed, 6 arrays of WIDTH numbers.
+summed = 6 * 2 * 3 * WIDTH * 4
+forms[True] = {
+    "tensor_forward": 4 * once,
+    "tensor_backward": 4 * once + summed,
+    "regather": 2 * once,
+}
+for split, title in ((False, "tensor parallel"), (True, "tensor parallel and sequence parallel")):
     worlds[split] = SimWorld(4)
     kept[split] = worlds[split].run(one_block, split)[0]
-    title = "tensor parallel" + (" and sequence parallel" if split else "")
-    if split:  # and the gradients of two norms and two biases are summed, 6 arrays of WIDTH numbers
-        closed_form["tensor_backward"] += 6 * 2 * 3 * WIDTH * 4
-        closed_form["regather"] = 2 * once
-    picture(
-        "bytes-by-purpose",
-        worlds[split],
-        "part 3 of lesson 14b",
-        title=title,
-        closed_form=closed_form,
-    )
+    options = {"title": title, "closed_form": forms[split]}
+    picture("bytes-by-purpose", worlds[split], "part 3 of lesson 14b", **options)
 
 # %% [markdown]
 # ## 4 The code
@@ -140,21 +140,22 @@ halves = [slice(0, 3), slice(3, 6)]
 parts = [(g[rows] * normalised(x[rows])).sum(axis=0) for rows in halves]
 off = np.abs(sum(parts) - (g * normalised(x)).sum(axis=0)).max()
 print(f"gradient of the weight, sum of two ranks: max |parallel - single| = {off:.0e}")
+assert off < 1e-12
 off = np.abs(parts[0] - (g * normalised(x)).sum(axis=0)).max()
 print(f"without the sum: {off:.1f} off")
 
 # %% [markdown]
-# One trap remains. The column-parallel layer needs its (gathered) input again for its weight
-# gradient. To keep it would keep the whole sequence, and nothing would be saved. So the rows are
-# kept, and gathered again in backward, purpose `regather`.
+# The column-parallel layer needs its gathered input again for its weight gradient. To keep it would keep the
+# whole sequence, and nothing would be saved. So the rows are kept, and gathered again in backward, purpose
+# `regather`.
 #
 # And the **vocabulary**: logits are (batch, T, V), by far the widest array of a model. Each rank
-# computes the logits of its part of the words. The loss of a token needs three numbers of all words:
+# computes the logits of its part of the words. The loss of a token is
 #
 #     loss = log(sum of exp(logit - largest)) - (logit of the target - largest)
 #
-# They are the largest logit, the sum, and the target's logit; which rank sends which of them is
-# your exercise.
+# Over all ranks it needs the largest logit (a maximum), the sum of the exponentials, and the target's logit,
+# which one rank has (a sum in which all others give 0). How to get them is your exercise.
 
 # %% [markdown]
 # ## 5 Check
@@ -166,23 +167,26 @@ print(f"without the sum: {off:.1f} off")
 # %%
 t, sbh = 4, LENGTH * BATCH * WIDTH
 scores, a_number_a_row = HEADS * LENGTH**2 * BATCH, 2 * BATCH * LENGTH * 4
-forms = {
+by_hand = {
     False: 18 * sbh + (48 * sbh + 9 * scores) // t + a_number_a_row,
     True: (18 * sbh + 48 * sbh + 9 * scores + a_number_a_row) // t,
 }
+for split in (False, True):
+    what = "split" if split else "whole"
+    print(f"rows {what}: {kept[split]:,} B kept; by hand {by_hand[split]:,} B")
+    assert kept[split] == by_hand[split]
+kept_guess.judge(kept[True] / kept[False], within=0.05)
+
+# %% [markdown]
+# What rank 0 sends, a quarter of each bar of the pictures:
+
+# %%
 sent = {}
 for split in (False, True):
-    sent[split] = sum(message.nbytes for message in worlds[split].traces[0].sent())
-    print(
-        f"sequence {'split' if split else 'whole'}: {kept[split]:,} B kept, the form says "
-        f"{forms[split]:,} B; {sent[split]:,} B sent"
-    )
-    assert kept[split] == forms[split]
-purposes = worlds[True].traces[0].bytes_by_purpose()
-for purpose, nbytes in purposes.items():
-    print(f"    {purpose:15} {nbytes:6,} B with the sequence split")
-assert purposes["regather"] == 2 * (t - 1) * 4 * sbh // t
-kept_guess.judge(kept[True] / kept[False], within=0.05)
+    purposes = worlds[split].traces[0].bytes_by_purpose()
+    sent[split] = sum(purposes.values())
+    print(f"rows {'split' if split else 'whole'}: {sent[split]:,} B", purposes)
+    assert {k: 4 * n for k, n in purposes.items()} == forms[split]
 sent_guess.judge(sent[True] / sent[False], within=0.05)
 
 # %% [markdown]
@@ -191,30 +195,32 @@ sent_guess.judge(sent[True] / sent[False], within=0.05)
 # it counts neither, because the regather can hide behind the product that is computed at the same
 # time.
 #
-# The logits: 64 tokens, 4,096 words, four ranks. The peak of computing the loss and its gradient,
-# and what is sent:
+# The logits: 64 tokens, 4,096 words, one rank and four. The peak of computing the loss and its gradient:
 
 
 # %%
 def loss_peak(comm, tokens=64, words=4096):
     first, last = vocab_range(words, comm.rank, comm.size)
-    mine = Tensor(np.ones((tokens, last - first), np.float32), requires_grad=True)
+    mine, targets = np.ones((tokens, last - first), np.float32), np.zeros(tokens, int)
+    mine = Tensor(mine, requires_grad=True)
     with account_memory() as account:
-        vocab_parallel_cross_entropy(
-            mine, np.zeros(tokens, int), comm=comm, vocab_size=words
-        ).backward()
+        vocab_parallel_cross_entropy(mine, targets, comm=comm, vocab_size=words).backward()
     return account.peak
 
 
 for ranks in (1, 4):
     world = SimWorld(ranks)
     peak = world.run(loss_peak)[0]
-    messages = sum(m.nbytes for m in world.traces[0].sent())
-    print(
-        f"ranks: {ranks}; peak {peak:,} B besides the logits; {messages:,} B sent (all logits are "
-        f"{64 * 4096 * 4:,} B)"
-    )
+    print(f"ranks: {ranks}; peak {peak:,} B besides the logits (all logits: {64 * 4096 * 4:,} B)")
     assert peak < 1.01 * 64 * 4096 * 4 / ranks + 1000
+
+# %% [markdown]
+# A ring's all-reduce of one number of 4 B for each of the 64 tokens sends 2 (t-1)/t of 256 B from a rank:
+
+# %%
+sent = sum(message.nbytes for message in world.traces[0].sent())
+print(f"{sent:,} B sent by a rank; an all-reduce of a number per token sends {2 * 3 * 256 // 4} B")
+numbers_guess.judge(sent / (2 * 3 * 256 // 4))
 
 # %% [markdown]
 # Is it the same training? With dropout too: each rank draws the rows, and the heads, that one
@@ -240,6 +246,10 @@ for ranks in (2, 4):
 # little each step; the loss falls nevertheless. `--check-replicas` reports the first that differs:
 
 # %%
+from minidist import MismatchError
+from minidist.job.train.trainer import train
+from minidist.parallel.tensor import sequence_parallel
+
 right = sequence_parallel.copy_to_tensor_parallel_region
 sequence_parallel.copy_to_tensor_parallel_region = lambda x, comm: x
 with expect(MismatchError):
@@ -251,8 +261,8 @@ sequence_parallel.copy_to_tensor_parallel_region = right
 #
 # A rank has `logits` (rows, its words), and its first word is word number `first` of all; all ranks
 # have the same `targets` (rows,). Return the losses (rows,) and the gradient of their sum for *your*
-# logits (rows, your words). Send no more than three reductions of a number per row. Logits may be
-# in the thousands.
+# logits (rows, your words). Logits may be in the thousands. What is judged: losses and gradients, and the bytes
+# of three reductions of a number per row.
 
 
 # %%

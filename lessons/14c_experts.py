@@ -39,23 +39,16 @@ from math import comb
 import numpy as np
 
 from minidist import (
-    GPT,
-    Adam,
     ExpertParallel,
-    GPTConfig,
     MixtureOfExperts,
     SimWorld,
     Tensor,
     all_to_all,
     expert_capacity,
-    init_device_mesh,
-    load_dataset,
     parallelize_module,
+    report,
 )
-from minidist.core.parallel.expert import dispatch
-from minidist.data import GlobalBatchSampler
 from minidist.job.equality.compare import compare_rank
-from minidist.parallel.expert import ExpertDataParallel
 from minidist.report import show
 
 # %% [markdown]
@@ -67,7 +60,7 @@ from minidist.report import show
 # per layer and step, and slots, so that some tokens find their expert full.
 #
 # One layer on four ranks, forward and backward. Router, attention and embeddings are on all ranks;
-# each expert is whole and on one rank. Every rank sends the same amount to every other rank.
+# each expert is whole and on one rank. In the picture every rank sends the same amount to every other rank.
 
 # %%
 RANKS, EXPERTS, WIDTH, TOKENS = 4, 8, 16, 64
@@ -93,10 +86,8 @@ picture("bytes-matrix", world, "part 3 of lesson 14c", name="8 experts on 4 rank
 # Tokens on their way to experts: each rank has one token for each expert, and the all-to-all puts
 # the token for expert e on rank e. The tens are the rank that a token comes from.
 
+
 # %%
-from minidist import report
-
-
 def one_token_each(comm):
     all_to_all(comm, 10.0 * comm.rank + np.arange(4.0))
 
@@ -107,27 +98,31 @@ show(report.step(one_token_each, 4), "All-to-all of 4 tokens on each of 4 ranks.
 # ## 4 The code
 #
 # First the slots. A router that is not trained yet chooses at random. 64 tokens of one rank, the
-# expert that each of them draws, and 8 slots per expert; x is a token that finds its expert full. How
-# many tokens choose an expert is binomial, which gives the share that is dropped on average:
+# expert that each of them draws, and 8 slots per expert; x is a token that finds its expert full:
 
 # %%
 rng = np.random.default_rng(0)
 for expert, tokens in enumerate(np.bincount(rng.integers(EXPERTS, size=TOKENS))):
     print(f"expert {expert} {('o' * 8)[:tokens]:8}|{'x' * (tokens - 8)}")
 
+# %% [markdown]
+# How many tokens choose an expert is binomial, which gives the share that is dropped on average:
+
+# %%
 dropped_share = {}
 for slots in (8, 10, 16):
     ways = {n: comb(TOKENS, n) * (EXPERTS - 1) ** (TOKENS - n) for n in range(slots, TOKENS + 1)}
     too_many = sum((n - slots) * count for n, count in ways.items()) / EXPERTS**TOKENS
     dropped_share[slots] = EXPERTS * too_many / TOKENS
     print(f"{slots:2} slots: a share of {dropped_share[slots]:.3f} is dropped on average")
+dropped_guess.judge(100 * dropped_share[8], within=0.2)
 
 # %% [markdown]
 # Then the messages. The layer computes on *slots*, (experts, capacity, width), whatever fills them.
 # On one device nothing happens before and after the experts' MLPs. On P ranks an all-to-all comes
 # before and after: each rank sends the slots of expert e to the rank that has e, and gets them back
 # computed ([experts.py](../minidist/core/nn/experts.py),
-# [dispatch.py](../minidist/core/parallel/expert/dispatch.py)).
+# [expert_parallel.py](../minidist/core/parallel/expert_parallel.py)).
 
 
 # %%
@@ -143,7 +138,7 @@ for rank, (arrived, back) in enumerate(SimWorld(3).run(toy_dispatch)):
     print(f"expert {rank} computes {arrived}; rank {rank} gets back {back}")
 
 # %% [markdown]
-# Every slot travels, full or not, so all messages have the same size and no rank has to ask. And no
+# All messages have the same size, whatever the router chooses, so no rank has to ask how much will come. And no
 # weight travels: the gradient of an expert is complete where it lives, because it has seen the
 # tokens of all ep ranks. (A program that sums it over ep all the same adds gradients of different
 # experts. The shapes fit.)
@@ -151,9 +146,9 @@ for rank, (arrived, back) in enumerate(SimWorld(3).run(toy_dispatch)):
 # %% [markdown]
 # ## 5 Check
 #
-# Your first guess is judged by the random choice. Then the dropped tokens of the real layer, whose
-# router chooses a little less evenly, and bytes by the formula: four all-to-alls of (P-1)/P x tokens x
-# k x factor x width numbers.
+# The dropped tokens of the real layer, whose router chooses a little less evenly than at random, and bytes beside
+# a formula: four all-to-alls of (P-1)/P x tokens x k x factor x width numbers, where each token uses k
+# experts, here one.
 
 # %%
 dropped, sent = {}, {}
@@ -164,22 +159,26 @@ for factor in (1.0, 1.25, 2.0, 8.0):
     formula = 4 * (RANKS - 1) / RANKS * TOKENS * factor * WIDTH * 8
     slots = expert_capacity(TOKENS, EXPERTS, 1, factor)
     print(
-        f"factor {factor:4}: {slots:2} slots per expert, a share of {dropped[factor]:.3f} "
-        f"dropped, {sent[factor]:,} B sent; formula {formula:,.0f} B"
+        f"factor {factor:4}: {slots:2} slots, a share of {dropped[factor]:.3f} dropped, "
+        f"{sent[factor]:,} B sent; formula {formula:,.0f} B"
     )
     assert sent[factor] == formula
-dropped_guess.judge(100 * dropped_share[8], within=0.2)
 bytes_guess.judge(sent[2.0] / sent[1.0])
 
 # %% [markdown]
-# A dropped token is not lost: the block adds nothing to it, and the residual stream carries it on.
-# To have few of them, the router must spread the tokens, so a small *auxiliary loss* rewards
+# Every slot travels, also an empty one, so twice the slots are twice the bytes. A dropped token is not lost: the
+# block adds nothing to it, and the residual stream carries it on.
+#
+# To drop fewer tokens without more slots, the router must spread them, so a small *auxiliary loss* rewards
 # balance: N sum_e f_e P_e, with f the share of tokens that chose expert e and P its mean
-# probability. It is 1 when all are used equally, N when one gets everything. Let a GPT train without
-# it and with it. The share falls in both, as the router learns; with the loss it falls further:
-
+# probability. It is 1 when all are used equally, N when one gets everything. A GPT that trains with it:
 
 # %%
+from minidist import GPT, Adam, GPTConfig, init_device_mesh, load_dataset
+from minidist.data import GlobalBatchSampler
+from minidist.parallel.expert import ExpertDataParallel
+
+
 def dropped_tokens(comm, weight, steps=240):
     """How many of this rank's tokens are dropped in each step of a GPT that trains on two ranks."""
     mesh = init_device_mesh(comm, (1, 2), ("dp", "ep"))
@@ -187,8 +186,6 @@ def dropped_tokens(comm, weight, steps=240):
     plan = {"transformer.h.*.mlp": ExpertParallel()}
     parallel = ExpertDataParallel(parallelize_module(model, mesh["ep"], plan, axis="ep"), mesh)
     optimizer = Adam(parallel.flats, lr=3e-3)
-
-    # After each step the layer knows which tokens it has dropped.
     sampler, history = GlobalBatchSampler(load_dataset("pydoc"), 8, 16, seed=0), []
     for step in range(steps):
         parallel.zero_grad()
@@ -198,15 +195,20 @@ def dropped_tokens(comm, weight, steps=240):
     return history
 
 
+# %% [markdown]
+# Without the auxiliary loss and with it. The share falls in both, as the router learns; with the loss it falls
+# further:
+
+# %%
 share = {}
 for weight in (0.0, 0.1):
     each = np.array(SimWorld(2).run(dropped_tokens, weight)).sum(axis=0) / 128
-    share[weight] = each[-40:].mean()
+    first, share[weight] = each[:40].mean(), each[-40:].mean()
     print(
-        f"auxiliary loss times {weight}: a share of {each[:40].mean():.2f} dropped in the first 40 "
-        f"steps, {share[weight]:.2f} in the last 40"
+        f"auxiliary loss times {weight}: a share of {first:.2f} dropped in the first 40 steps, "
+        f"{share[weight]:.2f} in the last 40"
     )
-    assert share[weight] < each[:40].mean()
+    assert share[weight] < first
 assert share[0.1] < 0.7 * share[0.0]
 
 # %% [markdown]
@@ -226,7 +228,9 @@ assert right.equal
 # gets another token's result. Shapes fit, and the losses do not tell which job is the right one:
 
 # %%
-original = dispatch.exchange
+from minidist.core.parallel import expert_parallel
+
+original = expert_parallel.exchange
 
 
 def in_another_order(comm, slots, to_experts):
@@ -234,9 +238,9 @@ def in_another_order(comm, slots, to_experts):
     return result if to_experts else result[::-1].copy()
 
 
-dispatch.exchange = in_another_order
+expert_parallel.exchange = in_another_order
 wrong = SimWorld(2).run(compare_rank, JOB)[0]
-dispatch.exchange = original
+expert_parallel.exchange = original
 off = wrong.max_difference["weights"]
 print(f"the slots come back in another order: max |w_parallel - w_single| = {off:.1e}")
 for name, verdict in (("right", right), ("wrong", wrong)):
@@ -248,8 +252,8 @@ assert not wrong.equal
 #
 # First the router's bookkeeping, on one rank. `probabilities` is (tokens, experts); each token goes
 # to its most probable expert. An expert has ceil(tokens / experts x factor) slots, given out in
-# token order. Return the slot of each token (expert x capacity + place, or -1), the auxiliary loss
-# N sum f P, and its gradient for the probabilities.
+# token order. Return the slot of each token (expert x capacity + place, or -1 for a dropped one), the auxiliary
+# loss N sum f P, and its gradient for the probabilities. What is judged: all three.
 
 
 # %%
@@ -276,8 +280,8 @@ check("14c.slots_and_balance", solution("14c.slots_and_balance"))
 # %% [markdown]
 # Then the dispatch. `slots` is (experts, capacity, width) of this rank's tokens; rank r has the
 # experts r x E/P to (r+1) x E/P - 1, and `run_expert(e, rows)` computes one of *yours*. Return the
-# slots, computed. Use `all_to_all` from `minidist.collectives`: it sends the j-th part of a flat
-# array to rank j and returns what came, by source rank.
+# slots, computed. `all_to_all` sends the j-th part of a flat array to rank j and returns what came, by source
+# rank. What is judged: the slots, and the bytes of two all-to-alls.
 
 
 # %%

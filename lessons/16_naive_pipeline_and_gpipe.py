@@ -9,14 +9,16 @@
 # %% [markdown]
 # # 16 Naive pipeline and GPipe
 #
-# *35 minutes. Before it: 03 and 06.*
+# *30 minutes. Before it: 03 and 06.*
 #
 # ## 1 The case
 #
-# A model is too deep for one rank, so four ranks have a quarter of its layers each, a *stage*. A
-# batch goes from stage to stage and its gradient comes back: while one stage works, three wait. So
-# the batch is cut into 12 *micro-batches*. As soon as stage 0 has finished the first one it hands
-# it on and takes the second; when all have gone forward, they come back one after the other.
+# Cut inside its layers, as in lesson 14, a model sends two sums in each layer, and all ranks wait for
+# them. So cut it between layers: four ranks have a quarter of the layers each, a *stage*. A batch
+# goes from stage to stage and its gradient comes back: while one stage works, three wait. That is why
+# the batch is cut into 12 *micro-batches*. As soon as stage 0 has finished the first one, it sends the
+# output to stage 1 and takes the second; when all have gone forward, they come back one after the
+# other.
 #
 # Forward takes 1 ms on a stage and backward 2 ms. Now all four stages work at once in the middle of
 # the step, and wait only at its beginning and at its end. What part of the time between the first
@@ -47,27 +49,26 @@ from minidist import (
     get_schedule,
     split_model,
 )
-from minidist.base.memory import account_memory
 from minidist.course.story import story
-from minidist.pipeline.passes import recompute
 from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from minidist.report import show
-from minidist.report.gantt import gantt
+from minidist.report.gantt import as_traces, gantt
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# Cut a model that is too deep for one rank into **stages, one per rank, and keep them all busy with
-# micro-batches**. What it saves: each rank holds 1/p of the model, and only small messages leave
-# it: the activations at p - 1 stage boundaries. What it costs: at the start and at the end of a
-# step stages wait, the *bubble*; and activations of many micro-batches are alive.
+# **Put the stages of a model on ranks, and keep them all busy with micro-batches.** What it saves:
+# each rank holds 1/p of the model, and only small messages leave it: the activations at p - 1 stage
+# boundaries. What it costs: at the start and at the end of a step stages wait, the *bubble*; and
+# activations of many micro-batches are alive.
 #
 # Four stages, four micro-batches. Above, the naive pipeline: a micro-batch goes through all stages
 # and back before the next one starts, so one stage works and three wait. Below, GPipe: while stage
-# 1 has micro-batch 0, stage 0 has micro-batch 1.
+# 1 has micro-batch 0, stage 0 has micro-batch 1. The bubble is given as a part of the whole time (of
+# total), and over the time of the work alone (of ideal).
 
 # %%
 p, m = 4, 4
@@ -82,9 +83,14 @@ show(
 )
 
 # %% [markdown]
-# That was a plan. This is a run: the same plan, executed on four ranks, with the messages between
-# stages. In this function each rank takes its stage of the model and carries out its part of the
-# plan:
+# GPipe's plan as a page to step through, one time after the other:
+
+# %%
+show(as_traces(timings[1]), "gpipe: what each rank computes.")
+
+# %% [markdown]
+# That was a plan. To run it, each rank takes its stage of the model and carries out its part of the
+# plan. The clock gives every forward 1 ms and every backward 2 ms:
 
 # %%
 ROWS = 24
@@ -97,40 +103,27 @@ def loss_of(output, target):
     return cross_entropy(output, target, divisor=ROWS)
 
 
-def step(comm, plan, times=None):
-    """One step of a pipeline; returns the losses of the micro-batches and this rank's gradients
-    by name.
-    """
+def step(comm, plan):
+    """One step; returns the losses of the micro-batches, and this rank's gradients by name."""
     model = MLP([16] * 8 + [10], dtype=np.float64)
     stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
-    observers = [] if times is None else [GivenTimes(comm, times)]
-    pipeline = Pipeline(comm, plan, stages, loss_of, observers=observers)
-    losses = pipeline.step(
-        np.array_split(rows, plan.microbatches), np.array_split(targets, plan.microbatches)
-    )
-    return losses, {
-        parameter.name: parameter.grad.copy()
-        for stage in stages
-        for parameter in stage.flat.parameters
-    }
+    times = GivenTimes(comm, uniform(plan.stages, F=1e-3, I=1e-3, W=1e-3))
+    pipeline = Pipeline(comm, plan, stages, loss_of, observers=[times])
+    parts = (np.array_split(array, plan.microbatches) for array in (rows, targets))
+    losses = pipeline.step(*parts)
+    return losses, {q.name: q.grad.copy() for stage in stages for q in stage.flat.parameters}
 
 
-milliseconds = uniform(p, F=1e-3, I=1e-3, W=1e-3)  # of each stage: 1 ms forward, 2 ms backward
-fast = LinkModel(alpha=1e-6, beta=1e-10)
-world = SimWorld(p, links=fast)
-world.run(step, plans[1], milliseconds)
+# %% [markdown]
+# The same GPipe on four ranks. An arrow down carries the activations of a micro-batch to the next
+# stage, an arrow up the gradient back:
+
+# %%
+world = SimWorld(p, links=LinkModel(alpha=1e-6, beta=1e-10))
+world.run(step, plans[1])
 for trace in world.traces:  # without those of the start and of the loss
     trace.messages = [m for m in trace.messages if m.purpose.startswith("pipeline")]
 picture("space-time", world, "part 3 of lesson 16", name="GPipe, 4 micro-batches")
-
-# %% [markdown]
-# The schedules as a page to step through, one time after the other:
-
-# %%
-from minidist.report.gantt import as_traces
-
-for timing in timings:
-    show(as_traces(timing), f"{timing.plan.name}: what each rank computes.")
 
 # %% [markdown]
 # ## 4 The code
@@ -163,9 +156,13 @@ def toy(comm, batches, weight):
     return gradient
 
 
-toy_world = SimWorld(4)
+# %% [markdown]
+# Three micro-batches on four stages with the weights 1, 2, 3 and 4. On one device the gradient of a
+# weight is the sum of the inputs times the other three weights:
+
+# %%
 batches = [np.full(2, float(i)) for i in range(3)]
-print("gradients", toy_world.run(lambda comm: toy(comm, batches, comm.rank + 1.0)))
+print("gradients", SimWorld(4).run(lambda comm: toy(comm, batches, comm.rank + 1.0)))
 print("on one device", [sum(2 * i for i in range(3)) * 24 / w for w in (1, 2, 3, 4)])
 
 # %% [markdown]
@@ -184,7 +181,7 @@ print("on one device", [sum(2 * i for i in range(3)) * 24 / w for w in (1, 2, 3,
 # %%
 def idle_of_total(name, m, p=4):
     world = SimWorld(p, links=LinkModel(alpha=0.0, beta=0.0))
-    world.run(step, get_schedule(name).plan(p, m), uniform(p, F=1e-3, I=1e-3, W=1e-3))
+    world.run(step, get_schedule(name).plan(p, m))
     spans = [span for trace in world.traces for span in trace.spans if span.category == "compute"]
     window = max(s.end for s in spans) - min(s.start for s in spans)
     return 1 - sum(s.end - s.start for s in spans) / (p * window)
@@ -201,8 +198,8 @@ idle_guess.judge(idle_of_total("gpipe", 12), within=0.1)
 
 # %% [markdown]
 # More micro-batches, less bubble. Three things stop you: a micro-batch needs at least one row, small
-# products are slow on real devices, and all m micro-batches are alive at the end of the forwards, on
-# every stage:
+# products are slow on real devices, and all m micro-batches are *alive* at the end of the forwards,
+# on every stage, because their activations are kept for the backward:
 
 # %%
 for m in (4, 12, 24):
@@ -233,54 +230,16 @@ print(
 # the width of the stage boundary.
 
 # %% [markdown]
-# **GPipe's second idea: keep the borders, compute the rest again.** A stage keeps only what arrived at its border, one array per micro-batch, and runs its forward
-# again just before the backward. So m copies of the border are alive, and the activations inside
-# the stage exist for one micro-batch at a time. Here a stage has eight layers, and a run counts
-# its bytes:
-
-
-# %%
-def activations(comm, plan, layers=8):
-    """Peak bytes of activations on this rank, of an MLP with `layers` layers in each stage."""
-    with account_memory() as account:
-        model = MLP([16] * (plan.stages * layers + 1), dtype=np.float64)
-        stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
-        pipeline = Pipeline(comm, plan, stages, loss_of)
-        pipeline.step(
-            np.array_split(rows, plan.microbatches), np.array_split(targets, plan.microbatches)
-        )
-    return account.peak_by_purpose["activation"]
-
-
-print("bytes of activations on stage 1:   m   all kept   recomputed   m borders + 1 inside")
-for m in (2, 4, 8, 12, 24):
-    plan = get_schedule("gpipe").plan(4, m)
-    kept, again = (SimWorld(4).run(activations, made)[1] for made in (plan, recompute(plan)))
-    border = ROWS // m * 16 * 8  # bytes of one micro-batch at a border
-    print(f"{m:36} {kept:10,} {again:12,}   {m * border + 8 * border:,}")
-    assert (kept, again) == (m * 8 * border, m * border + 8 * border)
-plain, second = (time_plan(made) for made in (plan, recompute(plan)))
-print(
-    f"time of the step: {plain.makespan:g} and {second.makespan:g}, "
-    f"{second.makespan / plain.makespan:.3f} times as long"
-)
-
-# %% [markdown]
-# All micro-batches together are one batch, so what is kept without recomputation does not depend
-# on m. With it, the m borders are one batch at one layer, and the rest shrinks as 1/m: with L
-# layers per stage, **1 + L/m instead of L** batches of one layer. The price is a second forward, a
-# third of the work where backward costs two forwards. Of the time it is less, because a stage does
-# the first of them while it waits for a gradient: m more in 3 (m + p - 1), which are 24 in 81 here.
-#
-# A stage need not have as many layers as the others: [lesson 20b](20b_plan_it.ipynb) cuts a model so
-# that all stages take equally long.
+# GPipe's own remedy for the memory is that of lesson 10. With `--recompute full` a stage keeps only
+# what arrived at its border, and runs its forward again before the backward. That costs a second
+# forward; lesson 17 has a remedy that costs nothing.
 
 # %% [markdown]
 # ## 6 Break it
 #
 # Two stages. Stage 0 wants the gradient of micro-batch 0 before it sends micro-batch 1; stage 1
 # wants micro-batch 1 before it starts any backward. Each list looks reasonable alone. A validator
-# that shares no code with the schedules finds it, before anything runs:
+# finds it before anything runs:
 
 # %%
 mixed = from_cells([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B1", "1B0"]], "mixed")
@@ -309,7 +268,8 @@ loss_of = loss_of_whole
 # ## 7 Exercise: write the plan as lists
 #
 # Return for each of p stages the list of its actions on m micro-batches: "F0" is the forward, "B0"
-# the backward of micro-batch 0. The whole may take no longer than GPipe.
+# the backward of micro-batch 0. Judged are that no rank waits for ever, and that the whole takes no
+# longer than GPipe.
 
 
 # %%
@@ -330,8 +290,6 @@ check("16.gpipe", solution("16.gpipe"))
 #   ideal; naive: (p-1)/p.
 # - A rank sends one activation and one gradient per micro-batch and stage boundary, whatever the
 #   model's size; **all m micro-batches are alive** under GPipe. Lesson 17 fixes that.
-# - With recomputation **m borders and one micro-batch's inside** are alive instead of m insides, for a second
-#   forward.
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as

@@ -32,7 +32,7 @@
 # Of the two rows a and b: what is a minus their mean, and what is their standard deviation?
 
 # %%
-from minidist.course.lesson import check, expect, picture, predict, reveal, solution
+from minidist.course.lesson import check, picture, predict, reveal, solution
 
 pair_guess = predict("absolute value of each normalised number of two rows", example=0.5)
 bytes_guess = predict("bytes of one norm in a forward pass, all ranks", example=100, unit="B")
@@ -47,7 +47,6 @@ from minidist import (
     SimWorld,
     Tensor,
     TrainConfig,
-    UsageError,
     batch_coordinates,
     cross_entropy,
     glyphs,
@@ -62,15 +61,14 @@ from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
 # ## 3 The idea and its picture
 #
 # Until here a batch could be cut wherever one liked: gradients are sums over rows. **Batch
-# normalisation looks at all rows of what it is given**, so a micro-batch, or a rank's share, is not
-# a part of the same computation. You will see what GPipe does about it, what SyncBatchNorm does,
-# and what either costs. Every rank must also evaluate one model, and that takes a message even
-# where gradients need none.
+# normalisation looks at all rows of what it is given, so each way of cutting a batch computes
+# something else; ranks that merge their statistics compute what one device does.** What it saves: the
+# result of a large batch on small memories. What it costs: messages in every norm, forward and
+# backward, for which all ranks wait.
 #
-# A step of a small network for images on four data-parallel ranks with `--batch-norm sync`. Every
-# norm waits for the slowest rank, on the way up and on the way down, and what comes after it in the
-# network waits for the norm: its small messages cannot be hidden behind the computation as the
-# gradients' can. (The clock counts the computation of a whole pass as one block, F or B, at its end.
+# A step of a small network for images on four data-parallel ranks with `--batch-norm sync`. What comes
+# after a norm in the network waits for it, so its small messages cannot be hidden behind computation as
+# the gradients' can. (The clock counts the computation of a whole pass as one block, F or B, at its end.
 # So the messages of a pass stand before its block in the picture, not between its layers.)
 
 # %%
@@ -90,11 +88,6 @@ picture("lanes", world, "part 3 of lesson 16b", title="SyncBatchNorm on four ran
 # %% [markdown]
 # ## 4 The code
 #
-# This is GPipe's batch norm. In training it uses the statistics of the micro-batch alone. For
-# evaluation it keeps a moving average, which takes *one* step per mini-batch, from the merged
-# statistics of all micro-batches. A forward pass that is repeated for recomputation has the
-# coordinates of the first one (step, first sample), so it counts once.
-
 # How statistics of parts are merged: the mean of all rows is the weighted mean of the means, and
 # their variance has two parts, within and between (Chan et al., 1979).
 
@@ -106,6 +99,10 @@ def merged(parts):
     return mean, sum((v + (m - mean) ** 2) * n for m, v, n in parts) / rows, rows
 
 
+# %% [markdown]
+# Ten numbers in parts of seven and three:
+
+# %%
 numbers = np.random.default_rng(0).normal(size=10)
 parts = [(part.mean(), part.var(), len(part)) for part in (numbers[:7], numbers[7:])]
 mean, variance, _ = merged(parts)
@@ -114,8 +111,10 @@ average = (parts[0][1] + parts[1][1]) / 2
 print(f"the mean of the variances: off by {abs(average - numbers.var()):.2f}")
 
 # %% [markdown]
-# The library's layer is [batch_norm.py](../minidist/nn/batch_norm.py); what ranks send to each other is in
-# [sync_batch_norm.py](../minidist/parallel/sync_batch_norm.py).
+# Two layers use it. SyncBatchNorm merges what all ranks have in the forward pass, and normalises by
+# that ([sync_batch_norm.py](../minidist/parallel/sync_batch_norm.py)). GPipe's batch norm normalises by the
+# micro-batch alone, and merges only the moving average by which the model is evaluated later, once per
+# mini-batch ([batch_norm.py](../minidist/nn/batch_norm.py)).
 
 # %% [markdown]
 # ## 5 Check
@@ -129,9 +128,7 @@ print(normalised)
 pair_guess.judge(np.abs(normalised).mean())
 
 # %% [markdown]
-# Then the gradient of the first convolution, of one batch that is cut into more and more
-# micro-batches. Without norms nothing changes; with norms every number of micro-batches gives another
-# gradient. A difference of 1 is as long as the gradient of the whole batch:
+# Then the gradient of the first convolution, of one batch that is cut into micro-batches:
 
 
 # %%
@@ -146,6 +143,11 @@ def gradient(parts, norm):
     return model.stem.first.conv.weight.grad
 
 
+# %% [markdown]
+# Without norms nothing changes; with norms every number of micro-batches gives another gradient. A
+# difference of 1 is as long as the gradient of the whole batch:
+
+# %%
 differences = {}
 for parts in (1, 2, 4, 8, 16):
     shown = []
@@ -173,6 +175,10 @@ def against_one_device(ranks, **settings):
     return SimWorld(ranks).run(compare_rank, config)[0]
 
 
+# %% [markdown]
+# Two stages, two replicas and two micro-batches; and two stages with recomputation:
+
+# %%
 for ranks, settings in (
     (4, {"pp": 2, "dp": 2, "accumulation": 2}),
     (2, {"pp": 2, "accumulation": 4, "recompute": "full"}),
@@ -190,6 +196,11 @@ for ranks, settings in (
 verdict = against_one_device(4, dp=4, batch_norm="sync", precision="fp64")
 print(verdict.sentence())
 assert verdict.equal
+
+# %% [markdown]
+# In backward a norm sums two numbers for each channel, by an all-reduce. The network has five norms:
+
+# %%
 forward, backward = sync_batch_norm_bytes(4, 4)
 world = SimWorld(4)
 world.run(train, TrainConfig.make(**JOB, dp=4, batch_norm="sync", steps=1))
@@ -201,9 +212,9 @@ assert sent == 5 * (forward + backward)
 # %% [markdown]
 # ## 6 Break it
 #
-# Leave out the message that combines the running statistics. Training is the same to the last bit:
-# gradients use the statistics of each micro-batch. Only the model that is evaluated differs, and it
-# differs from rank to rank.
+# GPipe's batch norm on four ranks, without the message that merges the moving averages. Training is the
+# same to the last bit, because gradients use the statistics of each micro-batch. But the model that is
+# evaluated differs from rank to rank, and no training loss shows it:
 
 # %%
 right = against_one_device(4, dp=4, reduction="ordered")
@@ -219,21 +230,12 @@ assert wrong.max_difference["weights"] == 0
 assert "held_out_loss" in wrong.first_difference
 
 # %% [markdown]
-# To count a repeated forward pass twice is a mistake of the same kind. In minidist a batch norm
-# therefore asks which micro-batch it is given (`batch_coordinates`), and without an answer it
-# refuses to train:
-
-# %%
-with expect(UsageError):
-    CNN((1, 12, 12), 10, channels=4, blocks=1)(Tensor(np.zeros((2, 144), np.float32)))
-
-# %% [markdown]
 # ## 7 Exercise: SyncBatchNorm
 #
 # Each rank has rows `x` of shape (rows, channels); the number of rows may differ from rank to rank,
 # and may be 0. Return this rank's rows minus the mean of *all* rows, divided by sqrt(variance of
-# all rows + eps), for each channel; the variance is the biased one. Do not send the rows
-# themselves: they are too many.
+# all rows + eps), for each channel; the variance is the biased one. Judged are the bytes: a rank
+# sends its statistics to every other one once, and not the rows themselves.
 
 
 # %%

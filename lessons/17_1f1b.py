@@ -20,7 +20,7 @@
 # But stage 3 could run the backward of micro-batch 0 right after its forward; nothing else is
 # missing. Then stage 2 could run its own, and so on. If every stage runs a backward as soon as it
 # can, it frees a micro-batch before it takes the next one. How many micro-batches are alive at the
-# peak, on stage 0 and on stage 3? And how much longer does the step take than GPipe's?
+# peak, on stage 0 and on stage 3? And how many times as long as GPipe's does the step take?
 
 # %% [markdown]
 # ## 2 Predict
@@ -38,20 +38,30 @@ time_guess = predict("time of the step, over GPipe's", example=1.5)
 # %%
 import numpy as np
 
-from minidist import MLP, Pipeline, SimWorld, Tensor, cross_entropy, get_schedule, split_model
+from minidist import (
+    MLP,
+    LinkModel,
+    Pipeline,
+    SimWorld,
+    Tensor,
+    cross_entropy,
+    get_schedule,
+    split_model,
+)
 from minidist.base.memory import account_memory
 from minidist.core.pipeline.schedules import stage_order
 from minidist.course.story import story
+from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from minidist.report import show
-from minidist.report.gantt import gantt
+from minidist.report.gantt import as_traces, gantt
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# Keep GPipe's bubble and drop its memory. **As soon as a stage can run a backward, it does**,
-# because that frees the activations of a micro-batch: one forward, one backward, in turn (*1F1B*).
+# **As soon as a stage can run a backward, it does**, because that frees the activations of a
+# micro-batch: one forward, one backward, in turn (*1F1B*). What it saves: memory, with GPipe's bubble.
 # What it costs: only a more careful order.
 #
 # GPipe and 1F1B on four stages with eight micro-batches. Look at the numbers on stage 0 (the top
@@ -70,10 +80,15 @@ show(
 )
 
 # %% [markdown]
-# The memory of two runs, first GPipe, then 1F1B: activations on each rank, one event after the
-# other. The first bump comes before the step: a micro-batch of zeros goes through each stage, and the
-# next stage learns the shape of what it will receive. Rank 3 has more events than the others because
-# its loss keeps an array, too. This function made the pictures.
+# The same as a page to step through, one time after the other: watch where a rank turns from forward
+# to backward.
+
+# %%
+show(as_traces(timings[-1]), "1F1B: what each rank computes.")
+
+# %% [markdown]
+# Those were plans. This function carries a plan out on four ranks, and an account counts the bytes
+# of each rank's activations. On the clock F takes 1 s and B 2 s, as in the plans:
 
 # %%
 ROWS, WIDTH, LAYERS = 64, 64, 8
@@ -82,43 +97,39 @@ rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 
 
 def step(comm, plan):
-    """One step; returns this rank's gradients by name, and its account."""
-    with account_memory(timeline=True) as account:
+    """One step; returns this rank's gradients by name, and its account of memory."""
+    with account_memory(clock=comm.time) as account:
         model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float64)
         stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
-        pipeline = Pipeline(
-            comm, plan, stages, lambda output, target: cross_entropy(output, target, divisor=ROWS)
-        )
-        pipeline.step(
-            np.array_split(rows, plan.microbatches), np.array_split(targets, plan.microbatches)
-        )
-
-    # The picture shows activations only, at the events that change them.
-    live = [{"activation": now.get("activation", 0)} for now in account.history()]
-    comm.trace.memory = [
-        (0.0, now) for before, now in zip([None, *live], live, strict=False) if now != before
-    ]
-    return {
-        parameter.name: parameter.grad.copy()
-        for stage in stages
-        for parameter in stage.flat.parameters
-    }, account
+        times = GivenTimes(comm, uniform(plan.stages))
+        pipeline = Pipeline(comm, plan, stages, loss_of, observers=[times])
+        parts = (np.array_split(array, plan.microbatches) for array in (rows, targets))
+        pipeline.step(*parts)
+    gradients = {q.name: q.grad.copy() for stage in stages for q in stage.flat.parameters}
+    return gradients, account
 
 
-runs = {}
-for name, plan in plans.items():
-    world = SimWorld(p)
-    runs[name] = world.run(step, plan)
-    picture("memory", world, "part 3 of lesson 17", title=f"{name}: activations")
+def loss_of(output, target):
+    return cross_entropy(output, target, divisor=ROWS)
+
 
 # %% [markdown]
-# 1F1B as a page to step through, one time after the other: watch where a rank turns from forward to
-# backward.
+# GPipe's memory and 1F1B's, at the same scale. With GPipe every rank's activations grow until its
+# last forward; with 1F1B they stop growing after four, three, two and one micro-batch, and go up and
+# down. (What is there at the very beginning is a micro-batch of zeros, by which stages learn the
+# shapes that they will receive. Rank 3 holds a little more, because its loss keeps an array.)
 
 # %%
-from minidist.report.gantt import as_traces
-
-show(as_traces(timings[-1]), "1F1B: what each rank computes.")
+runs = {}
+for name, plan in plans.items():
+    world = SimWorld(p, links=LinkModel(0.0, 0.0))
+    runs[name] = world.run(step, plan)
+    for trace, (_, account) in zip(world.traces, runs[name], strict=True):
+        trace.memory = [
+            (time, {"activation": live.get("activation", 0)}) for time, live in account.samples()
+        ]
+    title = f"{name}: bytes of activations"
+    picture("memory", world, "part 3 of lesson 17", title=title, most_bytes=70_000)
 
 # %% [markdown]
 # ## 4 The code
@@ -130,35 +141,38 @@ show(as_traces(timings[-1]), "1F1B: what each rank computes.")
 
 # %%
 def carry_out(comm, order, batches, weight):
-    """Returns the gradient of this stage's weight, and how many micro-batches were alive at
-    most.
-    """
-    stage, last, sends = comm.rank, comm.size - 1, []
-    alive, most, gradient = {}, 0, 0.0
+    """Returns the gradient of this stage's weight, and the most micro-batches that were alive."""
+    stage, last = comm.rank, comm.size - 1
+    sends, alive, most, gradient = [], {}, 0, 0.0
     for action in order:
-        i = int(action[1:])
-        if action[0] == "F":
-            x = batches[i].copy()
-            if stage > 0:
-                comm.recv(x, stage - 1, tag=i)
+        kind, i = action[0], int(action[1:])
+
+        # F takes the activations of the stage before, B the gradient of the stage after.
+        source, dest = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
+        x = batches[i].copy() if kind == "F" else np.ones_like(batches[i])
+        if 0 <= source <= last:
+            comm.recv(x, source, tag=i)
+        if kind == "F":
             alive[i] = x
             most = max(most, len(alive))
-            if stage < last:
-                sends.append(comm.isend(weight * x, stage + 1, tag=i))
         else:
-            g = np.ones_like(batches[i])
-            if stage < last:
-                comm.recv(g, stage + 1, tag=i)
-            gradient += float((g * alive.pop(i)).sum())  # frees the micro-batch
-            if stage > 0:
-                sends.append(comm.isend(weight * g, stage - 1, tag=i))
+            gradient += float((x * alive.pop(i)).sum())  # frees the micro-batch
+        if 0 <= dest <= last:
+            sends.append(comm.isend(weight * x, dest, tag=i))
     comm.waitall(sends)
     return gradient, most
 
 
+# %% [markdown]
+# GPipe's list on two stages with weights 1 and 2. The gradient of a weight is the sum of all inputs,
+# which is 6, times the other weight:
+
+# %%
 batches = [np.full(2, float(i)) for i in range(3)]
 gpipes_list = ["F0", "F1", "F2", "B0", "B1", "B2"]
-print(SimWorld(2).run(lambda comm: carry_out(comm, gpipes_list, batches, comm.rank + 1.0)))
+done = SimWorld(2).run(lambda comm: carry_out(comm, gpipes_list, batches, comm.rank + 1.0))
+for stage, (gradient, most) in enumerate(done):
+    print(f"stage {stage}: gradient {gradient:g}; at most {most} micro-batches alive")
 
 # %% [markdown]
 # Which list is 1F1B's is your exercise. The library's is in
@@ -186,8 +200,8 @@ time_guess.judge(timings[1].makespan / timings[0].makespan)
 assert alive == [min(m, p - s) for s in range(p)]
 
 # %% [markdown]
-# (The last stage has the loss too.) The bubble is GPipe's, for any m; the memory does not grow with
-# m:
+# The last stage measures half a micro-batch more, for its loss. The bubble is GPipe's, for any m; the
+# memory does not grow with m:
 
 # %%
 print("  m   idle of total: gpipe, 1f1b   alive on stage 0: gpipe, 1f1b")
@@ -214,8 +228,9 @@ for stages, count in ((4, 8), (3, 5), (8, 3), (2, 1)):
 # %% [markdown]
 # ## 6 Break it
 #
-# One forward less at the start, on every stage but the last, which has none there. It is a correct
-# plan, holds less, and the stages wait for each other:
+# One forward less at the start, on every stage but the last, which has none there. The gradients
+# are still right and less memory is held. But the stages wait for each other, and a test that looks at
+# the gradients alone does not see it:
 
 
 # %%
@@ -238,8 +253,8 @@ print(
 # %% [markdown]
 # ## 7 Exercise: 1F1B for every p and m
 #
-# As in lesson 16: for each of p stages the list of its actions. No longer than 1F1B, and no more
-# than min(m, p-s) micro-batches alive on stage s. Mind m < p.
+# As in lesson 16: for each of p stages the list of its actions. Judged are that it takes no longer
+# than 1F1B, and that no more than min(m, p-s) micro-batches are alive on stage s. Mind m < p.
 
 
 # %%

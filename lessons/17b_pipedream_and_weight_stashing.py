@@ -49,18 +49,20 @@ from minidist import MLP, SGD, PlanError, SimWorld, Tensor, get_schedule, split_
 from minidist.base.memory import account_memory
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.versioned import VersionedPipeline
+from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from minidist.report import show
+from minidist.report.gantt import as_traces
 from minidist.report.version_gantt import version_gantt
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
 # 1F1B still drains at the end of every step, because the update comes when all gradients are there.
-# PipeDream does not wait. Then a mini-batch's forward and its backward would see different weights,
-# unless **each mini-batch keeps the weights that it began with**. What that saves: the bubble. What
-# it costs: p - s versions of the weights on stage s, and gradients that are late.
+# PipeDream does not wait. Then a mini-batch's forward and its backward would see different weights.
+# So **each mini-batch keeps the weights that it began with**, in a *stash*. What it saves: the
+# bubble. What it costs: p - s versions of the weights on stage s, and gradients that are late.
 #
 # The colour is the version of the weights that an action sees, a red line an update. Follow one
 # mini-batch: on a stage its F and its B have one colour. Follow one *stage*: between them the
@@ -81,16 +83,13 @@ show(
 # The same as a page to step through, one time after the other:
 
 # %%
-from minidist.report.gantt import as_traces
-
 show(as_traces(time_plan(stream, spans=True)), "PipeDream: what each rank computes.")
 
 # %% [markdown]
 # ## 4 The code
 #
-# A toy with every message: y = w2 w1 w0 x with one weight on each stage, and the loss y²/2. Look at
-# the two lines with `stash`: F keeps the weight that it used, and B computes with it. The update
-# changes the newest weight.
+# A toy with every message: y = w2 w1 w0 x with one weight on each stage, and the loss y²/2. First the
+# order of a stage, which is 1F1B's, and a message of one number:
 
 
 # %%
@@ -100,15 +99,25 @@ def received(comm, source):
     return message[0]
 
 
-def stage(comm, mini_batches):
-    """Run 1F1B's order without a drain; returns (version that B used, newest version) in order."""
-    rank, last = comm.rank, comm.size - 1
-    weight, version, stash, sends, log = 1.0, 0, {}, [], []
-    ahead = min(last - rank, mini_batches)
+def order_of(stage, last, mini_batches):
+    ahead = min(last - stage, mini_batches)
     order = [("F", i) for i in range(ahead)]
     for i in range(mini_batches):
         order += [("F", ahead + i)] * (ahead + i < mini_batches) + [("B", i)]
-    for kind, i in order:
+    return order
+
+
+# %% [markdown]
+# Look at the two lines with `stash`: F keeps the weight that it used, and B computes with it. The
+# update changes the newest weight:
+
+
+# %%
+def stage(comm, mini_batches):
+    """Returns (version that B used, newest version) in the order of the mini-batches."""
+    rank, last = comm.rank, comm.size - 1
+    weight, version, stash, sends, log = 1.0, 0, {}, [], []
+    for kind, i in order_of(rank, last, mini_batches):
         if kind == "F":
             x = 0.1 * i if rank == 0 else received(comm, rank - 1)
             stash[i] = weight, version, x
@@ -135,7 +144,7 @@ for number, log in enumerate(SimWorld(3).run(stage, 6)):
 # %% [markdown]
 # ## 5 Check
 #
-# Run it: the executed versions are in the trace.
+# The library's pipeline, on the clock of the picture, with an account of the bytes of weights:
 
 # %%
 WIDTH, ROWS = 32, 16
@@ -144,28 +153,31 @@ inputs = [rng.normal(size=(ROWS, WIDTH)) for _ in range(12)]
 targets = [rng.normal(size=(ROWS, WIDTH)) for _ in range(12)]
 
 
+def loss(y, target):
+    return (y * Tensor(target)).sum() * (1 / ROWS)
+
+
 def train(comm, plan):
-    with account_memory(timeline=True) as account:
-        model = MLP([WIDTH] * (plan.stages + 1), dtype=np.float64)
-        stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
+    """Returns the versions that this rank used, and its account of memory."""
+    with account_memory(clock=comm.time) as account:
+        whole = MLP([WIDTH] * (plan.stages + 1), dtype=np.float64)
+        stages, _ = split_model(whole, plan.stages, plan.stages_of(comm.rank))
+        del whole  # a rank keeps its stage only
         versions = WeightVersions(
             comm, plan, stages, lambda flat: SGD(flat, lr=0.05), keep_history=True
         )
-        pipe = VersionedPipeline(
-            comm, plan, stages, lambda y, t: (y * Tensor(t)).sum() * (1 / ROWS), versions=versions
-        )
+        times = GivenTimes(comm, uniform(plan.stages))
+        pipe = VersionedPipeline(comm, plan, stages, loss, versions=versions, observers=[times])
         pipe.step(inputs[: plan.microbatches], targets[: plan.microbatches])
-
-    # The picture shows weights and stashed versions, at the events that change them.
-    held = [{k: now.get(k, 0) for k in ("parameter", "stash")} for now in account.history()]
-    comm.trace.memory = [
-        (0.0, now) for before, now in zip([None, *held], held, strict=False) if now != before
-    ]
-    return versions
+    return versions, account
 
 
+# %% [markdown]
+# Ten mini-batches: which versions mini-batch 7 used, and how many each stage kept:
+
+# %%
 world = SimWorld(p)
-ranks = world.run(train, stream)
+ranks, accounts = zip(*world.run(train, stream), strict=True)
 used = [versions.used["B", stage, 7] for stage, versions in enumerate(ranks)]
 print(f"mini-batch 7 used versions {used}")
 last_guess.judge(used[3])
@@ -175,13 +187,20 @@ print(f"versions kept: {kept}, in the plan {validate(stream).weight_versions}")
 assert used == [max(0, 7 - (p - 1 - s)) for s in range(p)]
 
 # %% [markdown]
-# The stash in bytes, on each rank (one version is `WIDTH * (WIDTH + 1)` numbers of 8 bytes):
+# The same in bytes, of which one version has 8.4 kB: four versions on stage 0 and one on stage 3 in the
+# middle of the stream, and one more for the moment of an update.
 
 # %%
-picture("memory", world, "part 5 of lesson 17b", title="PipeDream: weights and stashed versions")
+for trace, account in zip(world.traces, accounts, strict=True):
+    trace.memory = [(0.0, {"parameter": 8 * WIDTH * (WIDTH + 1)})]
+    for time, live in account.samples():
+        if time > 0.001:  # before it the whole model is built, of which a stage remains
+            nbytes = live.get("parameter", 0) + live.get("stash", 0)
+            trace.memory.append((time, {"parameter": nbytes}))
+picture("memory", world, "part 5 of lesson 17b", title="PipeDream: bytes of all versions")
 
 # %% [markdown]
-# So a mini-batch t trains by
+# So mini-batch t trains by
 #
 #     W(t+1) = W(t) - lr grad f(w_0^(t-p+1), ..., w_{p-1}^(t))
 #
@@ -207,6 +226,11 @@ for t, (x, target) in enumerate(zip(inputs[:m], targets[:m], strict=True)):
         optimizers[s].step()
         history[s].append(stage.flat.data.copy())
         stage.flat.zero_grad()
+
+# %% [markdown]
+# The replay's versions and the pipeline's, on every stage:
+
+# %%
 same = all(
     np.array_equal(mine, theirs)
     for s, versions in enumerate(ranks)
@@ -218,14 +242,14 @@ assert same
 # %% [markdown]
 # ## 6 Break it
 #
-# Without stashing, B uses the newest weights: the gradient of no function. The validator rejects
-# it, unless a flag allows it.
+# Without stashing B uses the newest weights and F has used older ones: together that is the gradient of
+# no function. The validator rejects the plan. Run it all the same:
 
 # %%
 careless = get_schedule("pipedream").plan(p, m, stashing=False)
 with expect(PlanError):
     validate(careless)
-wrong = SimWorld(p).run(train, careless)
+wrong = [versions for versions, _ in SimWorld(p).run(train, careless)]
 print(
     "B of mini-batch 7 saw",
     [versions.used["B", s, 7] for s, versions in enumerate(wrong)],
@@ -264,8 +288,8 @@ rate_guess.judge(largest, within=0.2)
 # ## 7 Exercise: stash
 #
 # You get one stage's order, such as `["F0", "F1", "F2", "B0", "F3", "B1", ...]`, its weights, and
-# `gradient(i, weights)`. Each B is an update with learning rate 0.25.
-# Return the weights after each of them, in a list.
+# `gradient(i, weights)`, the gradient of mini-batch i. Each B is an update with learning rate 0.25, by
+# the gradient at the weights that its F saw. Return the weights after each of them, in a list.
 
 
 # %%
@@ -310,12 +334,6 @@ check("17b.stashing", solution("17b.stashing"))
 #
 #     mpiexec -n 3 minidist train --pp 3 --layers 3 --schedule pipedream --steps 40 --every 10 --save runs/stream
 #     mpiexec -n 3 minidist train --pp 3 --layers 3 --schedule pipedream --steps 60 --every 10 --save runs/stream --resume
-#
-# PipeDream's optimizer decides how many machines share a stage, and the job takes its answer over:
-#
-#     minidist profile --layers 4 -o runs/profile.json
-#     minidist partition runs/profile.json --machines 3 --bandwidth 1e9 --json > runs/stages.json
-#     mpiexec -n 3 minidist train --pp 3 --layers 4 --schedule pipedream --partition runs/stages.json --steps 40
 
 # %% [markdown]
 # ## 10 What others call it

@@ -18,7 +18,7 @@
 # weights. For a stage of a billion parameters in 32-bit numbers that is 64 GB.
 #
 # *2BW* (double-buffered weights) makes one update of the gradients of m micro-batches, which
-# together are a batch. Micro-batches are numbered through: those of batch b are m b to
+# together are a batch. Micro-batches are numbered without a gap: those of batch b are m b to
 # m b + m - 1. While batch b is on its way, batch b - 1 may not have come back. So the micro-batches
 # of batch b use the weights that were there before batch b - 1 made its update.
 #
@@ -26,19 +26,6 @@
 #
 # PipeDream has a variant, *vertical sync*: a mini-batch uses on all stages the version that it found
 # on stage 0. How many versions does the last of four stages then keep?
-
-# %%
-import numpy as np
-
-from minidist import MLP, SGD, SimWorld, Tensor, UsageError, get_schedule, split_model
-from minidist.core.pipeline.plan import Action
-from minidist.course.lesson import check, expect, predict, reveal, solution
-from minidist.pipeline.runtime.pipedream import WeightVersions
-from minidist.pipeline.runtime.versioned import VersionedPipeline
-from minidist.pipeline.timing import time_plan
-from minidist.pipeline.validate import validate
-from minidist.report import show
-from minidist.report.version_gantt import version_gantt
 
 # %% [markdown]
 # ## 2 Predict
@@ -48,8 +35,22 @@ from minidist.report.version_gantt import version_gantt
 # PipeDream the last stage keeps one version, and stage 0 four.
 
 # %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
 used_guess = predict("version that micro-batch 9 uses, with m = 4", example=2)
 kept_guess = predict("versions that the last of 4 stages keeps with vertical sync", example=1)
+
+# %%
+import numpy as np
+
+from minidist import MLP, SGD, SimWorld, Tensor, UsageError, get_schedule, split_model
+from minidist.core.pipeline.plan import Action
+from minidist.pipeline.runtime.pipedream import WeightVersions
+from minidist.pipeline.runtime.versioned import VersionedPipeline
+from minidist.pipeline.timing import time_plan
+from minidist.pipeline.validate import validate
+from minidist.report import show
+from minidist.report.version_gantt import version_gantt
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -99,6 +100,10 @@ def two_stages(comm, order, m):
     return rows
 
 
+# %% [markdown]
+# Three batches of two micro-batches:
+
+# %%
 orders = ["F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 B5", "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5"]
 for stage, rows in enumerate(SimWorld(2).run(two_stages, orders, 2)):
     print(f"stage {stage}:", *(f"F{k} uses {uses} of 0..{newest}" for k, uses, newest in rows))
@@ -110,7 +115,7 @@ for stage, rows in enumerate(SimWorld(2).run(two_stages, orders, 2)):
 # %% [markdown]
 # ## 5 Check
 #
-# Run it in the library. The versions that were used are in the trace:
+# The library's pipeline, on three batches of four micro-batches:
 
 # %%
 WIDTH, ROWS = 32, 16
@@ -134,6 +139,10 @@ def train(comm, plan):
     return versions
 
 
+# %% [markdown]
+# Which version micro-batch 9 used on each stage, and how many versions are kept on 4 and on 16 stages:
+
+# %%
 ranks = SimWorld(p).run(train, plan)
 print("micro-batch 9 used versions", [ranks[s].used["F", s, 9] for s in range(p)])
 used_guess.judge(ranks[0].used["F", 0, 9])
@@ -200,8 +209,8 @@ for stage, rows in enumerate(SimWorld(2).run(two_stages, orders, 2)):
 # %% [markdown]
 # On stage 0 the two micro-batches of the second batch use different versions; and the first of them uses
 # version 0 there and version 1 on stage 1. Their sum is the gradient of no weights that ever existed.
-# Every shape fits, and no error says so. How far off is it? The second batch of part 5, on one device:
-# with one version, and with the newest one that each stage has when a micro-batch arrives:
+# Every shape fits, and no error says so. How far off is it? Take the second batch of part 5, on one
+# device. These are the newest versions when a micro-batch arrives:
 
 
 # %%
@@ -211,6 +220,11 @@ def newest(s, k):
     return sum(kind == "B" and i % m == m - 1 for kind, i in order[: order.index(("F", k))])
 
 
+# %% [markdown]
+# The gradient of a batch, by the version that each stage and micro-batch uses:
+
+
+# %%
 def gradient_of_batch(b, version):
     for stage in stages:
         stage.flat.zero_grad()
@@ -224,6 +238,10 @@ def gradient_of_batch(b, version):
     return np.concatenate([stage.flat.grad for stage in stages])
 
 
+# %% [markdown]
+# Once with one version, and once with the newest:
+
+# %%
 print("newest versions:", *([newest(s, k) for s in range(p)] for k in range(m, 2 * m)))
 one, mixed = gradient_of_batch(1, lambda s, k: 0), gradient_of_batch(1, newest)
 off = np.linalg.norm(mixed - one) / np.linalg.norm(one)

@@ -14,13 +14,13 @@
 # ## 1 The case
 #
 # 1F1B on four stages with eight micro-batches; the forward F of a stage takes 1, its backward B
-# takes 2. A rank works for 24 and waits for 9, in 33 altogether. The waiting can be filled without
-# more micro-batches and without late gradients.
+# takes 2. A rank works for 24 and waits for 9, in 33 altogether. More micro-batches would make the
+# waiting a smaller part, but they need more rows. It can be filled without them.
 #
 # Backward is two computations of length 1 each: the input gradient I, for which the stage before
 # waits, and the weight gradient W, for which no stage waits. So do I at once, and put W where a
-# rank would wait. In the schedule *ZB-H1* on p stages there are p-1 W to do where the worst rank
-# waits; in *ZB-H2* there are 2(p-1), because a rank takes more micro-batches ahead.
+# rank would wait. In the schedule *ZB-H1* the worst of p ranks puts p-1 of its W there; in *ZB-H2* it
+# puts 2(p-1), because it takes more micro-batches ahead.
 #
 # How long does the worst rank wait with ZB-H1, and how long with ZB-H2? And in four steps of ZB-H2,
 # with a sum over all ranks between two of them, such as the one for a clip norm?
@@ -50,7 +50,7 @@ from minidist.pipeline.runtime.post_validation import PostValidation
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show
-from minidist.report.gantt import gantt
+from minidist.report.gantt import as_traces, gantt
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -77,12 +77,10 @@ show(
 )
 
 # %% [markdown]
-# The last of them as a page to step through, one time after the other: W fills what was idle.
+# ZB-H2 as a page to step through, one time after the other: W fills what was idle.
 
 # %%
-from minidist.report.gantt import as_traces
-
-show(as_traces(timings[-1]), f"{names[-1]}: what each rank computes.")
+show(as_traces(timings[-1]), "zb-h2: what each rank computes.")
 
 # %% [markdown]
 # ## 4 The code
@@ -109,6 +107,11 @@ def carry_out(comm, order):
     comm.waitall(sends)
 
 
+# %% [markdown]
+# Two stages and two micro-batches. Stage 0 always has the same list; stage 1 does W0 at once, or
+# after the I for which stage 0 waits:
+
+# %%
 first = ["F0", "F1", "I0", "W0", "I1", "W1"]
 for name, second in (("W at once", "F0 I0 W0 F1 I1 W1"), ("W last", "F0 I0 F1 I1 W0 W1")):
     world = SimWorld(2, links=LinkModel(0.0, 0.0))
@@ -117,12 +120,14 @@ for name, second in (("W at once", "F0 I0 W0 F1 I1 W1"), ("W last", "F0 I0 F1 I1
 
 # %% [markdown]
 # To find the list with which a pipeline of p stages waits least is your exercise; the library's is
-# [schedules.py](../minidist/core/pipeline/schedules.py). In the engine W is a list of work
-# that the backward pass returns: `output.backward(gradient, weight_gradients="deferred")` returns
-# it, `.run()` does it.
+# [schedules.py](../minidist/core/pipeline/schedules.py). The backward pass returns its W as
+# work to be done later, `work = output.backward(gradient, weight_gradients="deferred")`, and
+# `work.run()` does it.
 
 # %% [markdown]
 # ## 5 Check
+#
+# The wait of the worst rank in the three plans above, next to the formulas, and what ZB-H2 pays:
 
 # %%
 idle = {name: max(timing.idle) for name, timing in zip(names, timings, strict=True)}
@@ -134,112 +139,116 @@ print(f"(p-1)(F+I-W) = {(p - 1) * (F + I - W)}, (p-1)(F+I-2W) = {(p - 1) * (F + 
 print(f"micro-batches alive at the peak: {[timing.peak for timing in timings]}")
 
 # %% [markdown]
-# Now run them. The virtual clock must find exactly the same idle time, and the gradients must have
-# the same bits:
+# F, I and W rarely take the same time. As long as what the formulas say is positive, they hold:
+
+# %%
+print("F I W           idle: 1f1b   zb-h1   zb-h2")
+for F, I, W in ((1, 1, 1), (2, 2, 1), (1, 1.2, 0.8)):
+    times = uniform(p, F, I, W)
+    row = [max(time_plan(get_schedule(name).plan(p, m), times).idle) for name in names]
+    print(f"{(F, I, W)!s:14} {row[0]:11.1f} {row[1]:7.1f} {row[2]:7.1f}")
+    assert np.allclose(row, [(p - 1) * (F + I + W - less * W) for less in (0, 2, 3)])
+
+# %% [markdown]
+# Now run them. A pipeline on a clock on which F, I and W of a stage take 1 s each and messages take
+# no time, and how long a rank waits between its actions:
 
 # %%
 WIDTH, ROWS = 16, 4
 batches = [np.random.default_rng(i).normal(size=(ROWS, WIDTH)) for i in range(m)]
-FREE = LinkModel(0.0, 0.0)  # messages take no time, so that the bubble is the schedule's alone
+FREE = LinkModel(0.0, 0.0)
+
+
+def pipeline_of(comm, plan):
+    model = MLP([WIDTH] * 9, dtype=np.float64)
+    stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
+    return Pipeline(comm, plan, stages, loss, observers=[GivenTimes(comm, uniform(plan.stages))])
 
 
 def loss(y, target):
     return (y * Tensor(target)).sum()
 
 
-def step(comm, plan):
-    """Returns how long this rank waits between its actions, its gradients, and when it ends."""
-    model = MLP([WIDTH] * 9, dtype=np.float64)
-    stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
-    times = GivenTimes(comm, uniform(plan.stages))  # F, I and W of a stage take 1 each
-    Pipeline(comm, plan, stages, loss, observers=[times]).step(batches, batches)
-    spans = [s for s in comm.trace.spans if s.name[:1].isdigit()]
-    waited = spans[-1].end - spans[0].start - sum(s.end - s.start for s in spans)
-    gradients = {q.name: q.grad.copy() for s in stages for q in s.flat.parameters}
-    return waited, gradients, spans[-1].end
+def waited(comm):
+    spans = [s for s in comm.trace.spans if s.name[:1].isdigit()]  # of actions, such as 0F3
+    return spans[-1].end - spans[0].start - sum(s.end - s.start for s in spans)
 
-
-results = {name: SimWorld(p, links=FREE).run(step, get_schedule(name).plan(p, m)) for name in names}
-first = {name: array for _, own, _ in results["1f1b"] for name, array in own.items()}
-print("schedule   idle of the worst rank    end   gradients equal 1F1B's")
-for name, ranks in results.items():
-    own = {key: array for _, mine, _ in ranks for key, array in mine.items()}
-    same = all(np.array_equal(own[key], array) for key, array in first.items())
-    idle_most, end = (max(rank[i] for rank in ranks) for i in (0, 2))
-    print(f"{name:9} {idle_most:22.2f} {end:8.1f}   {'bit for bit' if same else 'NO'}")
-    assert same
-    assert idle_most == idle[name]
 
 # %% [markdown]
-# The bubble for other p and m, on paper (of total: idle / (idle + work)):
+# The clock must find exactly the idle time of the plan, and the gradients must have the same bits:
+
 
 # %%
-print("  p   m   1f1b   zb-h1   zb-h2")
-for ranks, count in ((4, 8), (4, 32), (8, 16), (8, 64)):
-    row = [time_plan(get_schedule(name).plan(ranks, count)).bubble_of_total for name in names]
-    print(f"{ranks:3} {count:3} {row[0]:6.3f} {row[1]:7.3f} {row[2]:7.3f}")
+def step(comm, plan):
+    """Returns how long this rank waits between its actions, and its gradients."""
+    pipe = pipeline_of(comm, plan)
+    pipe.step(batches, batches)
+    return waited(comm), {q.name: q.grad.copy() for flat in pipe.flats for q in flat.parameters}
+
+
+first = {}
+for name in names:
+    ranks = SimWorld(p, links=FREE).run(step, get_schedule(name).plan(p, m))
+    worst = max(wait for wait, _ in ranks)
+    own = {key: array for _, gradients in ranks for key, array in gradients.items()}
+    first = first or own
+    same = all(np.array_equal(own[key], array) for key, array in first.items())
+    print(
+        f"{name:5}: the worst rank waits {worst:.0f} s; gradients equal 1F1B's to the bit: {same}"
+    )
+    assert same
+    assert worst == idle[name]
 
 # %% [markdown]
 # ## 6 Break it
 #
 # Zero bubble is zero in each rank's *own window*: ranks begin and end at different times. One
-# global wait between two steps, such as the one for the clip norm, and it is gone. Four steps, once
-# with that wait and once with a step that is made at once and validated while the next one fills
-# the pipeline:
+# wait of all ranks for each other between two steps, such as the sum for the clip norm, and it is
+# gone:
 
 
 # %%
-def four_steps(comm, plan, waits):
-    stages, _ = split_model(
-        MLP([WIDTH] * (plan.stages + 1), dtype=np.float64), plan.stages, plan.stages_of(comm.rank)
-    )
-    pipe = Pipeline(comm, plan, stages, loss, observers=[GivenTimes(comm, uniform(plan.stages))])
-    outcomes = []
-
-    # The norm is a sum over all ranks: a step waits for it, or it arrives during the next step.
-    if waits:
-        optimizer = SGD(pipe.flats, lr=1e-6)
-        for _ in range(4):
-            pipe.step(batches, batches)
-            clip_grad_norm_(pipe, 1e9)
-            optimizer.step()
-            pipe.zero_grad()
-    else:
-        trainer = PostValidation(pipe, partial(SGD, lr=1e-6), max_norm=1e9)
-        for _ in range(4):
-            trainer.step(batches, batches)
-        outcomes = [outcome.kind for outcome in trainer.finish()]
-    spans = [s for s in comm.trace.spans if s.name[:1].isdigit()]
-    return spans[-1].end - spans[0].start - sum(s.end - s.start for s in spans), outcomes
+def with_a_wait(comm, plan):
+    pipe = pipeline_of(comm, plan)
+    optimizer = SGD(pipe.flats, lr=1e-6)
+    for _ in range(4):
+        pipe.step(batches, batches)
+        clip_grad_norm_(pipe, 1e9)  # a sum over all ranks
+        optimizer.step()
+        pipe.zero_grad()
+    return waited(comm)
 
 
 for name in ("1f1b", "zb-h2"):
-    plan = get_schedule(name).plan(p, m)
-    waiting, at_once = (
-        SimWorld(p, links=FREE).run(four_steps, plan, waits) for waits in (True, False)
-    )
-    print(
-        f"{name:6} idle in four steps: {max(i for i, _ in waiting):4.1f} with a wait for the "
-        f"norm, {max(i for i, _ in at_once):4.1f} validated afterwards {at_once[0][1]}"
-    )
-norm_guess.judge(max(i for i, _ in waiting))
+    wait = max(SimWorld(p, links=FREE).run(with_a_wait, get_schedule(name).plan(p, m)))
+    print(f"{name:5}: the worst rank waits {wait:.0f} s in four steps with a clip norm")
+norm_guess.judge(wait)
 
 # %% [markdown]
-# (1F1B's rank 0 begins first and ends last, so it never waits for a norm; it has its bubble
-# anyway.) And F, I and W rarely take the same time. The formulas hold while they are positive:
+# (1F1B's rank 0 begins first and ends last, so it never waits for a norm; it has its bubble anyway.)
+# The remedy: each rank makes its step at once, and the norm arrives while the next step fills the
+# pipeline. If it was too large, the step is taken back and made again, which is rare:
+
 
 # %%
-print("F I W     idle: 1f1b  zb-h1  zb-h2")
-for times in ((1, 1, 1), (1, 1, 3), (2, 2, 1), (1, 1.2, 0.8)):
-    row = [max(time_plan(get_schedule(name).plan(p, m), uniform(p, *times)).idle) for name in names]
-    print(f"{times!s:14} {row[0]:6.1f} {row[1]:6.1f} {row[2]:6.1f}")
+def validated_afterwards(comm, plan):
+    trainer = PostValidation(pipeline_of(comm, plan), partial(SGD, lr=1e-6), max_norm=1e9)
+    for _ in range(4):
+        trainer.step(batches, batches)
+    steps = [outcome.kind for outcome in trainer.finish()]
+    return waited(comm), steps
+
+
+ranks = SimWorld(p, links=FREE).run(validated_afterwards, get_schedule("zb-h2").plan(p, m))
+print(f"zb-h2: the worst rank waits {max(wait for wait, _ in ranks):.0f} s; steps {ranks[0][1]}")
+assert max(wait for wait, _ in ranks) == 0
 
 # %% [markdown]
 # ## 7 Exercise: beat 1F1B within its memory
 #
-# As in lessons 16 and 17: for each of p stages the list of its actions, now of F, I and W. As short
-# as it gets, and on no stage more micro-batches alive (from F to W) than on 1F1B's fullest, min(m,
-# p).
+# As in lessons 16 and 17: for each of p stages the list of its actions, now of F, I and W. Judged are
+# that it is as short as can be, and that on no stage more micro-batches are alive (from F to W) than on
+# 1F1B's fullest, min(m, p).
 
 
 # %%

@@ -55,7 +55,8 @@ from minidist.report.gantt import gantt
 # ## 3 The idea and its picture
 #
 # **A schedule is a block that repeats, and how long an activation lives in the block decides the
-# memory.** What it saves: idle time or memory. What it costs: messages at more boundaries.
+# memory.** What short stages save: idle time or memory, as the block is made. What they cost: messages
+# at more boundaries.
 #
 # F, I and W of a half stage take 1 unit each. Above is the loop (Megatron-LM's *interleaving*),
 # below the V with no idle time (*ZB-V*). Light and dark rows of a rank are its two stages, and the
@@ -128,6 +129,9 @@ def lifetimes(timing, k):
 
 # %% [markdown]
 # ## 5 Check
+#
+# Micro-batch 12 of 24: how long its activations live, L / 6, and the most half stages that were counted
+# on each rank:
 
 # %%
 print("               lives on rank 0 and on rank 3       L / 6 on each rank      counted")
@@ -236,9 +240,8 @@ for starts in ((1, 3, 5, 7), (1, 3, 5, 8)):
 #
 # Given p and the four offsets, return for each rank when F down, F up, I up and I down of the first
 # micro-batch start (each takes 1). Each of the four moves from rank to rank by its offset, they
-# follow one another, and when the block repeats every 6 units no rank does two things at once. Of
-# all such blocks return one in which the two stages of rank 0 live as short as possible, from F to
-# I.
+# follow one another, and when the block repeats every 6 units no rank does two things at once. Judged
+# are these rules, and that the two stages of rank 0 live, from F to I, as short as in any such block.
 
 
 # %%

@@ -13,7 +13,8 @@
 #
 # ## 1 The case
 #
-# Eight ranks train a GPT as 2 x 2 x 2: two pipeline stages (pp), in each of them two data-parallel
+# By now there are three ways to cut a job, and many cards can use all three at once. Which axis goes on
+# which cards? Eight ranks train a GPT as 2 x 2 x 2: two pipeline stages (pp), in each of them two data-parallel
 # replicas (dp), in each of them two tensor-parallel halves (tp). Rank r has the place (pp, dp, tp)
 # with r = 4 pp + 2 dp + tp. Neighbours in pp exchange the activations at one boundary, neighbours
 # in dp their gradients once per step, and neighbours in tp sum activations four times per layer and
@@ -48,19 +49,15 @@ from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.parallel.fitting_dims import dims_of
-from minidist.planning.architecture import named
-from minidist.planning.cluster.gpus import machine_of
-from minidist.planning.cluster.layout import Job
-from minidist.planning.cluster.search import search
 from minidist.planning.volumes import closed_form_bytes
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# Put data, tensor and pipeline parallelism together: ranks in a grid, one axis for each kind, and
-# **the axis that sends most on the fastest link**. What it saves: each kind alone stops paying off
-# at some number of ranks; their product continues to. What it costs: three kinds of messages, and a
-# placement that decides what they cost.
+# **Ranks are a grid with one axis for each kind of parallelism, and the axis that sends most lies on
+# the fastest link.** What it saves: each kind alone stops paying off at some number of ranks; their
+# product continues to. What it costs: three kinds of messages, and a placement that decides what they
+# cost.
 #
 # Eight ranks as pp 2 x dp 2 x tp 2. The last axis is the fastest: its neighbours have neighbouring
 # numbers.
@@ -86,10 +83,9 @@ picture("bytes-matrix", world, "part 3 of lesson 20", name="pp 2, dp 2, tp 2")
 # %% [markdown]
 # ## 4 The code
 #
-# The degrees are checked in one place, and a slice of the grid along an axis is a communicator. The
-# recipe, one page in [parallelize.py](../minidist/core/train/parallelize.py), applies the axes to
-# the model in a fixed order: expert and tensor parallelism cut layers, data parallelism lays out
-# what is left of them as flat arrays, and the pipeline does so stage by stage.
+# A slice of the grid along an axis is a communicator, and each technique sees only its own. Rank 5's
+# slices by hand, and the degrees as the library takes them: dp is what the others leave of 8. (The
+# axes cp and ep are those of lessons 22 and 14c.)
 
 # %%
 grid = np.arange(8).reshape(2, 2, 2)  # pipeline, data, tensor
@@ -97,6 +93,11 @@ p, d, t = np.argwhere(grid == 5)[0]
 by_hand = {"tp": grid[p, d, :], "dp": grid[p, :, t], "pp": grid[:, d, t]}
 dims = dims_of(8, pp=2, tp=2)
 print(dims)
+
+# %% [markdown]
+# The communicators of rank 5 have the same members. The recipe that applies the axes to a model, one
+# page, is [parallelize.py](../minidist/core/train/parallelize.py): first tensor parallelism cuts the
+# layers, then data parallelism makes flat arrays of what is left, stage by stage.
 
 
 # %%
@@ -115,19 +116,21 @@ assert groups == {axis: ranks.tolist() for axis, ranks in by_hand.items()}
 # What rank 5 sent in that step, to whom, counted from its messages:
 
 # %%
-sent = {}
+sent, count = {}, {}
 for message in world.traces[5].sent():
     if message.purpose not in ("startup", "metrics"):
         sent[message.peer] = sent.get(message.peer, 0) + message.nbytes
+        count[message.peer] = count.get(message.peer, 0) + 1
 for axis, group in groups.items():
     (peer,) = (rank for rank in group if rank != 5)
-    print(f"{axis}: rank 5 sends {sent[peer]:>7,} B per step to rank {peer}")
+    print(f"{axis}: rank 5 sends {sent[peer]:>7,} B in {count[peer]} messages to rank {peer}")
 bytes_guess.judge(sent[4] / sent[1], within=0.34)
 assert sorted(sent) == [1, 4, 7]  # one neighbour on each axis
 assert max(sent, key=sent.get) == 4
 
 # %% [markdown]
-# By purpose, next to the closed forms of the single techniques: together they send the sum.
+# Four sums in each of two layers make eight for each message of the pipeline; the rest are sums of the
+# split vocabulary. By purpose, next to the closed forms of the single techniques:
 
 # %%
 closed = closed_form_bytes(job, resolve_batches(job, 8), [result.sizes for result in results])
@@ -140,11 +143,7 @@ picture(
 # step:
 
 # %%
-for layout in (
-    {"pp": 2, "dp": 2, "tp": 2},
-    {"pp": 2, "dp": 4, "zero": 1},
-    {"tp": 2, "cp": 2, "dp": 2},
-):
+for layout in ({"pp": 2, "dp": 2, "tp": 2}, {"pp": 2, "dp": 4, "zero": 1}, {"tp": 4, "dp": 2}):
     config = job_of(2, **layout)
     verdict = SimWorld(8).run(compare_rank, config)[0]
     print(f"{layout}: max |w_parallel - w_single| = {verdict.max_difference['weights']:.1e}")
@@ -153,36 +152,36 @@ for layout in (
 # %% [markdown]
 # ## 6 Break it
 #
-# Degrees whose product is not the number of ranks:
+# Degrees whose product is not the number of ranks are refused:
 
 # %%
 with expect(UsageError):
     dims_of(8, pp=2, dp=3)
 
 # %% [markdown]
-# A placement that is right, and slow. Four nodes with two ranks each; a link between nodes is
-# twenty times slower than one inside. With nodes {0,1}, {2,3}, ... the tensor axis stays inside;
-# with nodes {0,4}, {1,5}, ... the pipeline axis does.
+# A placement that is right, and slow. Four nodes have two ranks each, and a link between nodes is
+# twenty times slower than one inside. The time of the second step, by the node of each rank:
 
 
 # %%
 def seconds(node_of):
-    """Virtual time of the second step when rank r runs on node node_of[r]."""
     near, far = (1e-6, 2e-10), (2e-5, 4e-9)
-    links = LinkModel(
-        flops=5e9,
-        memory_bandwidth=1e10,
-        link=lambda a, b: near if node_of[a] == node_of[b] else far,
-    )
-    timed = SimWorld(8, links=links)
+
+    def link(a, b):
+        return near if node_of[a] == node_of[b] else far
+
+    timed = SimWorld(8, links=LinkModel(flops=5e9, memory_bandwidth=1e10, link=link))
     timed.run(train, job.model_copy(update={"steps": 2}))
-    first, second = (
-        max(span.end for trace in timed.traces for span in trace.spans if span.name == f"step {i}")
-        for i in (0, 1)
-    )
+    spans = [span for trace in timed.traces for span in trace.spans]
+    first, second = (max(s.end for s in spans if s.name == name) for name in ("step 0", "step 1"))
     return second - first
 
 
+# %% [markdown]
+# With nodes {0, 1}, {2, 3}, ... the tensor axis stays inside; with {0, 4}, {1, 5}, ... the pipeline
+# axis does:
+
+# %%
 inside = {
     "tp": [0, 0, 1, 1, 2, 2, 3, 3],
     "dp": [0, 1, 0, 1, 2, 3, 2, 3],
@@ -199,8 +198,8 @@ assert times["tp"] == min(times.values())
 #
 # `place(shape, traffic, node_size)`: a mesh of `shape`, last axis fastest, in which any two ranks
 # that differ on axis a only exchange `traffic[a]` bytes. Return for each rank, in the order of its
-# number, the node that it runs on: nodes 0, 1, 2, ... with `node_size` ranks each. Send as few
-# bytes between nodes as the rule "the axis with most bytes inside" gives.
+# number, the node that it runs on: nodes 0, 1, 2, ... with `node_size` ranks each. Judged are the
+# bytes between nodes, which must be as few as by the rule "the axis with most bytes inside".
 
 
 # %%
@@ -215,33 +214,11 @@ reveal("20.place_ranks")
 check("20.place_ranks", solution("20.place_ranks"))
 
 # %% [markdown]
-# `minidist plan` places ranks by this rule: tensor parallelism fastest, so that its groups lie
-# inside nodes. Take Llama 3.1 70B on 64 GPUs in nodes of 8. The best layout for each degree of
-# tensor parallelism, and the seconds of a step in which its messages are not hidden:
-
-# %%
-large = Job(named("llama-3.1-70b"), 8192, 512, "bf16", 64)
-for tp in (1, 2, 4, 8, 16):
-    plan = search(large, machine_of("h100"), {"tp": tp, "cp": 1}).plans[0]
-    exposed = plan.time.exposed.get("tp", 0.0)
-    print(
-        f"tp {tp:2}: {plan.time.seconds:6.1f} s, {exposed:5.1f} s of tensor parallelism's messages;"
-        f" {plan.layout}"
-    )
-
-# %% [markdown]
-# With 16 a group needs two nodes, and its messages take more than a third of the step. But a group of
-# 8, a whole node, is not the best either: with 4 the step computes more (a part of the activations
-# again) and still takes less time, because the messages that it waits for take 9.5 s less.
-
-# %% [markdown]
 # ## 8 Takeaway
 #
-# - **ranks = pp x dp x tp**; a slice of the mesh along an axis is a communicator, and each
-#   technique sees only its own.
+# - **ranks = pp x dp x tp**: tensor parallelism inside the node, then data and pipeline across.
 # - Numbers per step and rank: tensor 8 b s h (t-1)/t per layer and micro-batch, data 2 (n-1)/n N/(p t)
-#   once for N parameters, pipeline b s h per stage boundary, micro-batch and direction. In bytes: times
-#   those of a number. **Tensor inside the node**, then data, pipeline across.
+#   once for N parameters, pipeline b s h per stage boundary, micro-batch and direction.
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
@@ -266,5 +243,6 @@ story("20")
 # | `--pp --dp --tp` | Megatron-LM `--pipeline-model-parallel-size`, `--tensor-model-parallel-size` (dp is what is left); DeepSpeed `PipeModelDataParallelTopology` |
 # | last axis fastest | Megatron-LM `--use-tp-pp-dp-mapping` and its rank order "tp-cp-ep-dp-pp" |
 #
-# Next: [22 Long context](22_long_context.ipynb). Side room: [20b Plan it](20b_plan_it.ipynb). All
-# of them are in the [index](README.md).
+# Next: [22 Long context](22_long_context.ipynb). Side rooms: [20b Plan it](20b_plan_it.ipynb),
+# [20c Stages of equal time](20c_stages_of_equal_time.ipynb). All of them are in the
+# [index](README.md).

@@ -84,7 +84,7 @@ show(report.step(blocks_go_round, 4), "A block of keys and values goes round a r
 
 # %% [markdown]
 # The library's attention, forward and backward. What it computes is counted, and becomes time on
-# the clock:
+# the clock. (Which tokens are a rank's, "zigzag", is explained in part 5.)
 
 # %%
 LENGTH, HEADS, SIZE = 512, 4, 16
@@ -179,7 +179,7 @@ print(
 
 # %% [markdown]
 # To put the two together is your exercise. The library's is
-# [ring_attention.py](../minidist/core/parallel/context/ring_attention.py).
+# [context_parallel.py](../minidist/core/parallel/context_parallel.py).
 
 # %% [markdown]
 # ## 5 Check
@@ -301,8 +301,8 @@ assert max(error.values()) > 0.3
 #
 # Without a mask, one head: `q`, `k`, `v` are this rank's (rows, d); `rows` lists the number of rows
 # of every rank. Return the output for your queries, softmax(Q K^T / sqrt(d)) V over the keys of all
-# ranks. Scores may be hundreds. Send K and V once round, n - 1 messages, with
-# `comm.sendrecv(outgoing, dest, incoming, source)`.
+# ranks. Scores may be hundreds. Use `comm.sendrecv(outgoing, dest, incoming, source)`. Judged are
+# messages and bytes: K and V go once round, in n - 1 messages from each rank.
 
 
 # %%

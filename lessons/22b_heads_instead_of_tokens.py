@@ -144,7 +144,7 @@ for rank, heads in enumerate(SimWorld(3).run(lambda comm: to_heads(comm, own[com
 # ## 5 Check
 #
 # A rank sends four arrays of N/P tokens and h numbers, (P-1)/P of each: 4 N h/P (P-1)/P in forward.
-# Over that the ring's count is P/2:
+# The ring sends P/2 times as many:
 
 # %%
 width = HEADS * SIZE
@@ -233,8 +233,8 @@ assert sorted(back[0].ravel()) == sorted(own[0].ravel())
 assert not np.array_equal(back[0], own[0])
 
 # %% [markdown]
-# Attention mixes these numbers with a weight matrix next, so nothing raises: each head's output is
-# taken for that of another head or of another token.
+# The next layer multiplies these numbers by a weight matrix of the right shape, so nothing raises. But
+# outputs of one head are taken for those of another head, or of another token.
 
 # %% [markdown]
 # ## 7 Exercise: attention between two exchanges

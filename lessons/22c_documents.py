@@ -55,6 +55,8 @@ from minidist.parallel.context import AllGatherAttention, document_ids, document
 # and every mask is possible. What it costs: each rank has the keys and values of all tokens for the
 # time of one layer, which are few when many query heads share them; and no message overlaps with
 # computing.
+#
+# The library's attention, forward and backward, with what it computes as time on the clock:
 
 # %%
 LENGTH, HEADS, SIZE = 512, 4, 16
@@ -74,8 +76,8 @@ def attend(comm, attention):
 
 # %% [markdown]
 # Four ranks. All messages of forward come before attention (F), and those of backward, which sum the
-# gradients of keys and values, after it (B). (Unlike the ring, this computes the pairs that the mask hides
-# too.)
+# gradients of keys and values, after it (B). (Unlike the ring, this also computes the pairs that the
+# mask hides, so compare the messages with those of lesson 22, and not the time in between.)
 
 # %%
 world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=1e-11, flops=1e12, memory_bandwidth=1e11))
@@ -100,8 +102,8 @@ assert np.array_equal(ids, document_ids(tokens[None], 0)[0])
 
 # %% [markdown]
 # A rank with some of the queries takes their rows of this mask. The columns are those of all tokens,
-# so every rank needs the whole text's separators, and sends for them nothing: the tokens are read by
-# all. The library's mask is [document_mask.py](../minidist/parallel/context/document_mask.py), and
+# so every rank needs the whole text's separators. Nothing is sent for them, because all ranks read the
+# same tokens. The library's mask is [document_mask.py](../minidist/parallel/context/document_mask.py), and
 # the attention [all_gather_attention.py](../minidist/parallel/context/all_gather_attention.py).
 
 # %% [markdown]

@@ -13,13 +13,14 @@
 #
 # ## 1 The case
 #
-# A job has a thousand hours of work to do, on a machine that fails every 20 hours on average.
-# Whatever was done since the last save is lost then. A save takes 6 minutes. With a save every 12
-# minutes a third of the time goes into saving; with one every 10 hours a failure costs five hours
-# on average.
+# A job has a thousand hours of work to do, on a machine that fails every 20 hours on average. A rank
+# may die at any moment, also while it writes its part of a save. What must be on the disk, so that a
+# failure never costs more than the work since the last save?
 #
-# After how many hours of work should the job save? And on four times as many machines, which fail
-# four times as often?
+# That work is lost, so the other question is how often to save. A save takes 6 minutes. With a save
+# every 12 minutes a third of the time goes into saving; with one every 10 hours a failure costs five
+# hours on average. After how many hours of work should the job save? And on four times as many
+# machines, which fail four times as often?
 
 # %% [markdown]
 # ## 2 Predict
@@ -51,20 +52,16 @@ from minidist.report.frame import new_figure, tidy
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# Lose little when a rank dies, and continue with the ranks that are left. **State is a set of named
-# global tensors**, not one file per rank; and a save either has happened or has not, whenever a
-# rank dies. What it saves: everything but the steps since the last save, on any number of ranks.
-# What it costs: a save now and then; how often is a formula.
+# **State is a set of named global tensors**, not one file per rank; **and a save either has happened
+# or has not**, whenever a rank dies. What it saves: everything but the work since the last save, on any
+# number of ranks. What it costs: a save now and then; how often is a formula.
 #
-# How long the job takes, by the hours between two saves. Saving seldom means repeating much; saving
-# often leaves little time for work. Each dot is one simulated job, with random failures.
+# One simulated job with random failures, which saves after every `interval` hours of work:
 
 
 # %%
 def duration(interval, rng):
-    """Hours until WORK is done: segments of `interval` and a save, again from the last save after
-    each failure.
-    """
+    """Hours until WORK is done; after each failure the job begins again from the last save."""
     now, done, failure = 0.0, 0.0, rng.exponential(MTBF)
     while done < WORK:
         segment = min(interval, WORK - done)
@@ -76,17 +73,27 @@ def duration(interval, rng):
     return now
 
 
+# %% [markdown]
+# 40 jobs for each of 25 intervals, and the formula that part 5 explains:
+
+# %%
 intervals = np.geomspace(0.2, 20, 25)
 jobs = [
     [duration(interval, np.random.default_rng([seed, i])) for seed in range(40)]
     for i, interval in enumerate(intervals)
 ]
 young = np.sqrt(2 * SAVE * MTBF)
+formula = WORK * (1 + SAVE / intervals + intervals / (2 * MTBF))
+
+# %% [markdown]
+# How long the job takes, by the hours between two saves. Who saves seldom repeats much; who saves
+# often has little time for work. Each dot is one simulated job.
+
+# %%
 figure = new_figure(8, 3.2)
 axes = figure.add_subplot()
 axes.plot(np.repeat(intervals, 40), np.ravel(jobs), ".", color="#BBBBBB", markersize=3)
 axes.plot(intervals, np.mean(jobs, axis=1), color="#4477AA", label="mean of 40 jobs")
-formula = WORK * (1 + SAVE / intervals + intervals / (2 * MTBF))
 axes.plot(intervals, formula, color="#228833", linestyle="--", label="W (1 + C/T + T/2M)")
 axes.axvline(young, color="#AA3377", label="sqrt(2 C M)")
 axes.legend(fontsize=8)
@@ -122,6 +129,11 @@ class Shown(Storage):
         return re.sub(r"[0-9a-f]{9,}", "NNN", str(path.relative_to(folder)))
 
 
+# %% [markdown]
+# A save of one tensor of 8 elements, on one rank:
+
+
+# %%
 def whole_tensor(comm):
     save(comm, folder, 2, [CheckpointShard("w", (8,), np.arange(8.0), 0, 8)], {}, Shown())
 
@@ -151,10 +163,9 @@ interval_guess.judge(young, within=0.2)
 often_guess.judge(np.sqrt(2 * SAVE * MTBF / 4), within=0.2)
 
 # %% [markdown]
-# Four times the failures, *half* the interval. Now a real job: 4 ranks with ZeRO 3 train 4 steps
-# and save every 2. These are the files on the disk. A shard begins at a multiple of 1,024 elements, so
-# of a block's 3,280 parameters the first three ranks have 1,024 each and rank 3 has 208; rank 0 also
-# has the 416 of the embeddings and the last norm. Large models do not notice:
+# Four times the failures, *half* the interval. Now a real job: 4 ranks with ZeRO 3 train 4 steps and
+# save every 2. These are the files on the disk. (A shard begins at a multiple of 1,024 elements, so in a
+# model as small as this one the ranks' shards are not equal.)
 
 # %%
 shutil.rmtree(folder)
@@ -170,12 +181,16 @@ for path in sorted(folder.rglob("*")):
     if path.is_file() and path.name != ".lock":
         size = f"  {path.stat().st_size:,} B" if path.suffix == ".safetensors" else ""
         print(f"{path.relative_to(folder)}{size}")
+
+# %% [markdown]
+# No tensor is known by the rank that wrote it, but by its name and shape in the whole model. This one
+# lies in two files:
+
+# %%
 checkpoint = Checkpoint(folder)
 name = "optimizer/transformer.h.0.mlp.c_fc.weight/exp_avg"
-print(
-    f"\n{len(checkpoint.tensors)} global tensors; {name}: shape "
-    f"{checkpoint.tensors[name]['shape']}, pieces"
-)
+print(f"{len(checkpoint.tensors)} global tensors")
+print(f"{name}: shape {checkpoint.tensors[name]['shape']}, pieces")
 for piece in checkpoint.tensors[name]["pieces"]:
     print(f"  elements {piece['range']} in {piece['file']}")
 
@@ -200,8 +215,8 @@ for ranks, zero in ((4, 3), (2, 1), (1, 0), (8, 2)):
 
 
 # %% [markdown]
-# Kill rank 1 at each of its two writes of a save, when half of the file is written. What loads
-# afterwards is the step before. Its third write does not exist, and the save is finished:
+# Kill a rank in the middle of a save. This disk is that of a rank which dies when half of a file is
+# written:
 
 
 # %%
@@ -219,6 +234,12 @@ class Dies(Storage):
         super().write(path, data)
 
 
+# %% [markdown]
+# Rank 1 writes twice in a save. Whichever write it dies at, `latest` is the step before. A third write
+# does not exist, so the last save is finished:
+
+
+# %%
 def mine(comm):
     """This rank's 8 elements of a tensor w."""
     return CheckpointShard(

@@ -21,6 +21,7 @@ MODULES = {
     "module_methods": "minidist.nn.state",
     "operation_checks": "minidist.nn.ops.refusals",
     "wrong_arguments": "minidist.nn.wrong_arguments",
+    "one_event": "minidist.collectives.one_event",
     "optimizer_checks": "minidist.optim.checks",
     "pipeline_refusals": "minidist.pipeline.runtime.refusals",
     "precision": "minidist.nn.ops.precision",
@@ -36,6 +37,7 @@ FUNCTIONS = {
     "check_layout": "minidist.parallel.fitting_dims",
     "check_number": "minidist.base.limits",
     "check_schedule": "minidist.pipeline.schedules.refusals",
+    "check_weights": "minidist.parallel.weights_check",
     "check_whole": "minidist.base.limits",
     "checked_setting": "minidist.optim.checks",
     "combine_statistics": "minidist.parallel.running_statistics",
@@ -44,6 +46,7 @@ FUNCTIONS = {
     "describe_step": "minidist.optim.checks:StepDescription",
     "dropout": "minidist.nn.dropout:Dropout",
     "dropped_weights": "minidist.nn.ops.dropout",
+    "guard": "minidist.parallel.replica_guard:ReplicaGuard",
     "map_object": "minidist.nn.ops.objects",
     "prevent_deadlocks": "minidist.pipeline.deadlocks",
     "replica_reducers": "minidist.pipeline.runtime.replica_reducers",
@@ -144,25 +147,6 @@ def _other_entry(registry: Any, name: str) -> Any:
     raise UsageError(f"unknown {registry.kind} {quoted(name)}{hint}; there are {', '.join(sorted(registry))}")
 
 
-def _guard(op: str, *comms: Any) -> Any:
-    from minidist.parallel.replica_guard import ReplicaGuard
-
-    return ReplicaGuard(op, *comms)
-
-
-def _check_weights(*arguments: Any) -> None:
-    from minidist.parallel.weights_check import check_weights
-
-    check_weights(*arguments)
-
-
-@cache
-def _one_event() -> Any:
-    from minidist.collectives import one_event
-
-    return one_event
-
-
 @cache
 def _kernels_of(kind: Any) -> Any:
     """Return meta_kernels.py for the type of arrays without data, cuda.py for CuPy's, None for all others."""
@@ -240,10 +224,7 @@ hooks.choosers["auto"] = _choose
 hooks.read_by_others = 64 * 1024
 hooks.load_more = _load_more
 hooks.other_entry = _other_entry
-hooks.model_checks.append(_check_weights)
-hooks.plan_sources.append(_plan)
+hooks.plan_of = _plan
 hooks.split_attention = _attention
-hooks.guards.append(_guard)
-hooks.one_event.append(_one_event)
 hooks.kernels_of = _kernels_of
 hooks.optimizer_attribute = _optimizer_attribute

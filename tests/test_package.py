@@ -36,7 +36,7 @@ def test_a_plan_needs_nothing_but_the_ground_floor():
 # Of the others, one file per command, exercise, picture and schedule, the first line says how to find them.
 LISTED = """
     base collectives comm comm.mpi comm.sim core core.autograd core.autograd.ops core.base core.collectives core.comm
-    core.comm.sim core.nn core.optim core.parallel core.parallel.context core.parallel.tensor core.pipeline
+    core.comm.sim core.nn core.optim core.parallel core.pipeline
     core.pipeline.runtime core.train course course.museum data debug debug.dumps job job.checkpoint job.config
     job.equality job.train job.train.strategies nn nn.ops optim parallel parallel.context parallel.tensor pipeline
     pipeline.runtime planning report.bench techniques.compression

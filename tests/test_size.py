@@ -16,20 +16,20 @@ PACKAGE = Path(minidist.__file__).parent
 # Lines of each folder, docstrings included.
 LINES = {
     "base": 4_185,
-    "collectives": 3_862,
-    "comm": 6_500,
+    "collectives": 3_858,
+    "comm": 6_499,
     "commands": 5_533,
-    "course": 12_635,
-    "core": 9_904,
+    "course": 12_758,
+    "core": 9_817,
     "data": 1_624,
     "debug": 9_947,
     "job": 8_745,
     "nn": 3_631,
     "optim": 1_633,
-    "parallel": 5_036,
+    "parallel": 5_052,
     "pipeline": 4_696,
     "planning": 5_857,
-    "report": 6_582,
+    "report": 6_590,
     "techniques": 12_147,
 }
 FOLDERS = 16

@@ -38,7 +38,7 @@ from minidist.collectives.user_algorithms import at_registration
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.core.comm.communicator import Comm, PointToPoint
-from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.comm.sim.matching import LinkModel
 
 MAX_REAL_BYTES = 2**28  # bytes of all ranks' arrays together, when a user's algorithm needs real arrays
 MAX_TRIED_RANKS = 64  # with links that differ, algorithms are run on at most this many ranks
@@ -51,15 +51,15 @@ _chosen: "WeakKeyDictionary[PointToPoint, dict[tuple[str, int], str]]" = WeakKey
 def choose(comm: PointToPoint, operation: str, nbytes: int) -> str:
     """Return the name of the cheapest algorithm of `operation` on an array of `nbytes` in all."""
     # A choice by measured times is looked up once: a call with 4 KiB takes 5 us, and this is to be a small part of it.
-    if comm.choices is not None and (operation, nbytes) in comm.choices:
-        return comm.choices[operation, nbytes]
+    if comm.choices is not None and (known := comm.choices.get((operation, nbytes))) is not None:
+        return known
 
     # For MPI ranks: a table of measured times. The first call measures or reads it, and this involves all ranks.
     measured = _table(comm, operation)
     taken = measured.fastest(nbytes) if measured is not None else None
     if taken is not None:
-        comm.choices = known = _chosen.setdefault(comm, {})
-        known[operation, nbytes] = taken
+        comm.choices = _chosen.setdefault(comm, {})
+        comm.choices[operation, nbytes] = taken
         return taken
 
     links, members = getattr(comm.world, "links", LinkModel()), tuple(comm.members)

@@ -22,8 +22,7 @@ import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import offsets
-from minidist.core.collectives.operations import accumulate, divide
-from minidist.core.collectives.registry import algorithm
+from minidist.core.collectives.calls import accumulate, algorithm, divide
 from minidist.core.comm.communicator import PointToPoint
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.collectives.registry import PARAMETERS
+from minidist.core.collectives.calls import PARAMETERS
 
 
 class Call(NamedTuple):

@@ -3,6 +3,7 @@
 Proved by: tests/collectives/test_collectives.py, tests/misuse/test_misuse.py
 """
 
+from ctypes import addressof, c_char
 from functools import cache
 from operator import index
 from typing import Any, SupportsIndex
@@ -15,7 +16,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import add_into, is_half, quiet_overflow
 from minidist.core.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.collectives.operations import UFUNCS
+from minidist.core.collectives.calls import UFUNCS
 from minidist.core.comm.communicator import PointToPoint
 from minidist.core.comm.mesh import check_communicator
 
@@ -239,9 +240,10 @@ LINE = 64  # bytes of a cache line
 
 def elements_before_line(value: np.ndarray) -> int:
     """Return how many elements of a 1-D array lie before its first whole cache line; 0 for any other array."""
-    if value.ndim != 1 or type(value) is not np.ndarray:
+    if value.ndim != 1 or type(value) is not np.ndarray or not value.flags.carray:
         return 0
-    return -value.ctypes.data % LINE // value.itemsize
+    # This takes a third of the time of `value.ctypes.data`.
+    return -addressof(c_char.from_buffer(value.data)) % LINE // value.itemsize
 
 
 def _checked(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:

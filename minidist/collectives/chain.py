@@ -8,8 +8,7 @@ Proved by: tests/collectives/test_collectives.py, tests/collectives/test_closed_
 import numpy as np
 
 from minidist.core.base import arrays as xp
-from minidist.core.collectives.operations import accumulate, divide
-from minidist.core.collectives.registry import algorithm
+from minidist.core.collectives.calls import accumulate, algorithm, divide
 from minidist.core.comm.communicator import PointToPoint
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.collectives.registry import ALGORITHMS
+from minidist.core.collectives.calls import ALGORITHMS
 from minidist.core.comm.communicator import PointToPoint
 
 

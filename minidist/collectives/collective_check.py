@@ -27,7 +27,7 @@ from minidist.collectives.closed_forms import seconds, volume
 from minidist.comm import SimWorld
 from minidist.comm.waiting import error_line
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.collectives.registry import Algorithm
+from minidist.core.collectives.calls import Algorithm
 from minidist.core.comm import Comm, LinkModel
 
 MAX_RANKS = 64

@@ -13,8 +13,8 @@ import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import offsets
+from minidist.core.collectives.calls import algorithm
 from minidist.core.collectives.naive import fan
-from minidist.core.collectives.registry import algorithm
 from minidist.core.comm.communicator import PointToPoint
 
 

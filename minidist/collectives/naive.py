@@ -10,9 +10,8 @@ import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import offsets
+from minidist.core.collectives.calls import accumulate, algorithm, divide
 from minidist.core.collectives.naive import broadcast, fan
-from minidist.core.collectives.operations import accumulate, divide
-from minidist.core.collectives.registry import algorithm
 from minidist.core.comm.communicator import PointToPoint
 
 

@@ -29,9 +29,9 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import current_purpose
 from minidist.core.base.trace import purpose as sending
 from minidist.core.base.watchers import track, watchers
-from minidist.core.collectives.registry import Algorithm
+from minidist.core.collectives.calls import Algorithm
 from minidist.core.comm.communicator import CollectiveCall, Comm, PointToPoint
-from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.comm.sim.matching import LinkModel
 
 Arguments = tuple[Any, ...]
 

@@ -21,8 +21,7 @@ from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds, 
 from minidist.collectives.recursive_doubling import all_gather_sends, gather_doubling
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.collectives.operations import accumulate, divide
-from minidist.core.collectives.registry import algorithm
+from minidist.core.collectives.calls import accumulate, algorithm, divide
 from minidist.core.comm.communicator import PointToPoint
 
 

@@ -2,7 +2,8 @@
 
 Each phase of a ring of n ranks has n (n-1) messages, so running one on 2,048 simulated ranks takes minutes. Each step
 is the same for every rank, so here a step is a few operations on arrays with one element per rank, by the formulas of
-`core/comm/sim/clock.py` and in the order of `core/collectives/ring.py`: post the receive, post the send, wait for both.
+`core/comm/sim/matching.py` and in the order of `core/collectives/ring.py`: post the receive, post the send, wait for
+both.
 
 Proved by: tests/collectives/test_one_event.py
 """
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minidist.comm.sim.folded import Outcome, Ports
-from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.comm.sim.matching import LinkModel
 
 # Of each operation, the chunk that rank r sends first, counted backward from r, per round of n-1 steps.
 FIRST_CHUNKS = {"reduce_scatter": (1,), "all_gather": (0,), "all_reduce": (1, 0)}

@@ -52,9 +52,9 @@ from minidist.collectives.closed_forms import seconds
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import new_purpose, purpose
-from minidist.core.collectives.registry import Algorithm
+from minidist.core.collectives.calls import Algorithm
 from minidist.core.comm.communicator import Comm
-from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.comm.sim.matching import LinkModel
 
 new_purpose("tuning")
 

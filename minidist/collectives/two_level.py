@@ -30,8 +30,7 @@ from minidist.comm.communicator import part
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.collectives import ring
-from minidist.core.collectives.operations import divide
-from minidist.core.collectives.registry import algorithm
+from minidist.core.collectives.calls import algorithm, divide
 from minidist.core.comm.communicator import CollectiveCall
 
 

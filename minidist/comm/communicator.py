@@ -35,7 +35,7 @@ from minidist.comm.message_checks import CheckedCall, CheckedMessages
 from minidist.core.base.trace import purpose
 from minidist.core.comm.communicator import Comm, PointToPoint
 from minidist.core.comm.mesh import Mesh
-from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.comm.sim.matching import LinkModel
 
 Part = TypeVar("Part", bound=PointToPoint)
 

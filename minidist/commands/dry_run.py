@@ -25,7 +25,7 @@ from minidist.commands.command import Result
 from minidist.commands.runner import Summary, say_notices, summarize
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm
-from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.comm.sim.matching import LinkModel
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.progress import Clock
 from minidist.job.train.start import number_of_ranks, settings_that_need_values

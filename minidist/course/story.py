@@ -73,7 +73,7 @@ CHAPTERS = [
     chapter(
         "16",
         "not cut: 8 stages, 8 micro-batches of 8",
-        "eager kernels: 92 GB; waiting",
+        "92 GB with temporaries; waiting",
         dp=8,
         zero=1,
         pp=8,

@@ -16,7 +16,7 @@ from typing import Any
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
-from minidist.core.parallel.gradients import Bucket, GradientReducer
+from minidist.core.parallel.data_parallel import Bucket, GradientReducer
 from minidist.core.parallel.zero import ShardReducer
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, PointToPoint, Work
-from minidist.core.parallel.gradients import Bucket
+from minidist.core.parallel.data_parallel import Bucket
 
 
 def compress(state: "Compressor", bucket: Bucket) -> Work:

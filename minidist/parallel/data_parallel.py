@@ -17,7 +17,7 @@ from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
 from minidist.core.parallel import data_parallel
-from minidist.core.parallel.gradients import BUCKET_MEGABYTES, Bucket, operation_of
+from minidist.core.parallel.data_parallel import BUCKET_MEGABYTES, Bucket, operation_of
 
 
 class DistributedDataParallel(data_parallel.DistributedDataParallel):

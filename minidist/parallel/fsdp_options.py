@@ -25,8 +25,8 @@ from minidist.core.collectives import all_gather, all_reduce, broadcast
 from minidist.core.comm import Comm, Mesh, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.optim import NORM_BLOCK
+from minidist.core.parallel.data_parallel import Guard, new_guard, operation_of
 from minidist.core.parallel.fsdp import FSDPState, FSDPUnit, gathers_of, states_of
-from minidist.core.parallel.gradients import Guard, new_guard, operation_of
 from minidist.core.parallel.zero import Shard
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
 from minidist.parallel.unused import used_anywhere

@@ -6,8 +6,8 @@ Proved by: tests/train/test_reduction.py
 import numpy as np
 
 from minidist.collectives.closed_forms import elements_sent
+from minidist.core.parallel.data_parallel import GradientReducer
 from minidist.core.parallel.fsdp import FSDPUnit
-from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.parallel.zero import ShardReducer
 
 

@@ -32,7 +32,7 @@ from minidist.core.collectives import broadcast
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
-from minidist.core.parallel.gradients import Bucket, Guard
+from minidist.core.parallel.data_parallel import Bucket, Guard
 from minidist.nn.ops.in_place import SAMPLED, sample_step
 from minidist.parallel.axes_check import check_axes
 

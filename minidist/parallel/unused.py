@@ -14,7 +14,7 @@ from minidist.core.autograd import Parameter
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
-from minidist.core.parallel.gradients import Bucket, GradientReducer
+from minidist.core.parallel.data_parallel import Bucket, GradientReducer
 from minidist.core.parallel.zero import ShardReducer
 
 

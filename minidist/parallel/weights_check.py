@@ -1,6 +1,6 @@
 """Refuses wrong plans, and ranks whose weights differ: their shards would be those of different models.
 
-    parallelize_module, apply_context_parallel  ──▶  hooks.model_checks  ──▶  one checksum, compared on all ranks
+    parallelize_module, apply_context_parallel  ──▶  hooks.check_weights  ──▶  one checksum, compared on all ranks
                                                                               the kinds of the modules that a plan names
 
 Proved by: tests/misuse/test_misuse.py, tests/parallel/test_tensor.py
@@ -21,8 +21,14 @@ from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.gpt import Attention, LanguageModel, TiedHead
 from minidist.core.nn.layers import Conv1D, Embedding, Linear
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
-from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
+from minidist.core.parallel.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+    split_heads,
+    split_loss,
+)
 from minidist.nn.ops.in_place import sample_step
 from minidist.nn.refusals import check_module
 

@@ -15,7 +15,7 @@ from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.parallel import zero
-from minidist.core.parallel.gradients import Bucket, operation_of
+from minidist.core.parallel.data_parallel import Bucket, operation_of
 from minidist.core.parallel.zero import REDUCE_BUCKET_SIZE
 from minidist.optim import LayerwiseOptimizer, Muon
 from minidist.optim.checks import check_optimizer_class

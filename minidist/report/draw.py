@@ -38,6 +38,10 @@ def _loss(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
     return loss_overlay(*two, header.get("max_difference"), quantity=quantity, **keywords)
 
 
+def _memory(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
+    return memory_over_time(traces, most_bytes=header.get("most_bytes", 0), **keywords)
+
+
 def _exponents(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
     counts, scale = header.get("gradient_exponents") or {}, header.get("loss_scale") or 2.0**16
     return exponent_histogram(counts, scale=scale, **keywords)
@@ -50,7 +54,7 @@ KINDS: dict[str, Callable[..., Figure]] = {
     "loss": _loss,
     "gantt": lambda traces, header, **keywords: run_gantt(traces, **keywords),
     "mesh": lambda traces, header, **keywords: mesh_picture(mesh_of(header, traces), **keywords),
-    "memory": lambda traces, header, **keywords: memory_over_time(traces, **keywords),
+    "memory": _memory,
     "exponents": _exponents,
     "lanes": lambda traces, header, **keywords: streams(traces, **keywords),
 }
@@ -62,7 +66,8 @@ def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **key
     header: the first line of the trace file. Read here: `command` (the caption), `title`, or `name` (of the run, before
     the picture's own title), `closed_form` (purpose -> bytes of all ranks), `bytes_by_purpose`, `losses`,
     `reference_losses`, `max_difference` (one per step), `quantity` (what is drawn in place of losses),
-    `gradient_exponents`, `loss_scale`, and `incomplete`, which is written above the picture.
+    `gradient_exponents`, `loss_scale`, `most_bytes` (of the axis of memory, at least), and `incomplete`, which is
+    written above the picture.
     keywords: those of the picture's own function, such as `rank=` of lanes or `purpose=` of bytes-matrix.
     """
     if kind not in KINDS:

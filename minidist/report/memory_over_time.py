@@ -20,8 +20,11 @@ MAX_RANKS = 8
 MAX_POINTS, ALL_POINTS = 500, 2000  # of a panel, which is not wider; of all panels, so that a page can hold the picture
 
 
-def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> Figure:
-    """Draw one panel per rank that has an account (at most the first 8), rank 0 on top."""
+def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str = "", most_bytes: int = 0) -> Figure:
+    """Draw one panel per rank that has an account (at most the first 8), rank 0 on top.
+
+    most_bytes: what the axis has room for at least, so that several pictures can have one scale.
+    """
     # Only ranks with an account of their memory.
     shown = [trace for trace in traces if trace.memory][:MAX_RANKS]
     if not shown:
@@ -34,7 +37,7 @@ def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str =
     colours = _colours(set().union(*(live for _, live in events)))
     last = max(time for time, _ in events)
     factor, unit = time_unit(last) if last else (None, "")
-    highest = max([1, *(sum(live.values()) for _, live in events)])
+    highest = max([1, most_bytes, *(sum(live.values()) for _, live in events)])
     scale, size = _byte_unit(highest)
     for panel, trace in zip(panels, shown, strict=False):
         times, account = _samples(trace.memory, factor, min(MAX_POINTS, ALL_POINTS // len(shown)))

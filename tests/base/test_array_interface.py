@@ -255,7 +255,6 @@ EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the hos
     *(("collectives/ring_event.py", name) for name in ("roll", "maximum", "stack")),  # times of ranks
     ("collectives/nodes.py", "flatnonzero"),
     ("comm/buffers.py", "add"),  # the checksum of bytes that were fetched
-    ("collectives/call_checks.py", "ctypes"),  # the address of one of NumPy's arrays
     ("comm/communicator.py", "roll"),
     ("comm/communicator.py", "flatnonzero"),
     ("core/comm/mesh.py", "unravel_index"),

@@ -27,6 +27,14 @@ def test_sums_and_scatter():
     xp.scatter_add_rows(target, np.zeros(0, int), np.zeros((0, 2)))
 
 
+def test_a_constant_vector_is_made_once_for_each_length_value_and_dtype():
+    single, double = np.zeros(3, np.float32), np.zeros(3)
+    assert xp.constant(4, 0.5, single) is xp.constant(4, 0.5, np.empty(7, np.float32))
+    for n, value, like in ((4, 0.5, single), (4, 0.5, double), (4, 1, single), (5, 0.5, single), (0, 1, single)):
+        made = xp.constant(n, value, like)
+        assert (made.shape, made.dtype, made.tolist()) == ((n,), like.dtype, [value] * n)
+
+
 def test_conversions_and_views():
     a = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert xp.as_array(a) is a

@@ -31,8 +31,7 @@ def core_alone(monkeypatch):
     monkeypatch.setattr(hooks, "choosers", {})
     monkeypatch.setattr(hooks, "load_more", hooks._nothing)
     monkeypatch.setattr(hooks, "other_entry", hooks._no_entry)
-    for name in ("guards", "one_event"):
-        monkeypatch.setattr(hooks, name, [])
+    monkeypatch.setattr(hooks, "guard", hooks._nothing)
     monkeypatch.setattr(hooks, "check_call", lambda *_, **__: None)
 
 
@@ -64,7 +63,7 @@ def test_the_core_has_the_plan_of_a_gpt_and_refuses_what_is_not_added(monkeypatc
     llama = Llama(LlamaConfig(7, 8, 8, 1, 2, max_position_embeddings=4))
     assert "model.layers.*.mlp.up_proj" in model_parallel.tensor_parallel_plan(llama)
     assert set(model_parallel.tensor_parallel_plan(MLP([4, 4, 2]))) == {"layers.0", "layers.1"}
-    monkeypatch.setattr(hooks, "plan_sources", [])
+    monkeypatch.setattr(hooks, "plan_of", hooks._nothing)
     assert "lm_head" in model_parallel.tensor_parallel_plan(GPT(GPTConfig(7, 4, 8, 1, 2)))
     for model in (llama, MLP([4, 4, 2])):
         with pytest.raises(UsageError, match=r"no tensor-parallel plan for a .*; pass one"):

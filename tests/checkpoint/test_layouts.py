@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter
 from minidist.core.base.layout import Layout
-from minidist.core.parallel.tensor.sharding import take_shard
+from minidist.core.parallel.tensor_parallel import take_shard
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.checkpoint.held import LocalShard
 from minidist.job.checkpoint.parameter_shards import boxes_of_range, checkpoint_shards

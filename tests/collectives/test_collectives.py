@@ -14,7 +14,7 @@ from minidist import collectives
 from minidist.collectives.call_checks import LINE, elements_before_line
 from minidist.comm import SimWorld
 from minidist.core.base.errors import CommunicationError, MismatchError, UsageError
-from minidist.core.collectives.operations import accumulate, divide
+from minidist.core.collectives.calls import accumulate, divide
 from tests.cases import each
 from tests.collectives.cases import ALL, DTYPES, OPS, Case, contribution, primes
 
@@ -315,6 +315,7 @@ def test_an_array_that_starts_inside_a_cache_line_is_added_as_any_other(dtype, e
         expected, head = total + contribution, elements_before_line(total)
         assert total[head:].ctypes.data % LINE == 0
         assert head < LINE // total.itemsize
+        assert elements_before_line(total[::2]) == 0  # its elements do not fill lines
         accumulate("sum", total, contribution)
         assert total.tobytes() == expected.tobytes()
 

@@ -17,7 +17,7 @@ from minidist.collectives.ring_event import FIRST_CHUNKS
 from minidist.comm import SimWorld
 from minidist.comm.sim.folded import FoldedWorld, Ports
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.comm.sim.matching import LinkModel
 
 # Times of powers of two have no rounding. Two links, so that nodes of three ranks differ.
 LINKS = {

@@ -13,7 +13,7 @@ from minidist import cli
 from minidist.base.trace_file import read_traces
 from minidist.commands import app
 from minidist.core.collectives import all_reduce
-from minidist.core.parallel.gradients import GradientReducer
+from minidist.core.parallel.data_parallel import GradientReducer
 from minidist.job.train.progress import Progress
 from tests.cases import each
 

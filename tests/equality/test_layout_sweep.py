@@ -12,7 +12,7 @@ import pytest
 from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
-from minidist.core.parallel.gradients import GradientReducer
+from minidist.core.parallel.data_parallel import GradientReducer
 from minidist.job.equality import layout_sweep
 from minidist.job.train.trainer import train
 from tests.cases import each

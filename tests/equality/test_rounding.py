@@ -4,7 +4,7 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
-from minidist.core.parallel.tensor import layers
+from minidist.core.parallel import tensor_parallel
 from minidist.course.museum import split
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
@@ -104,8 +104,8 @@ def test_a_skipped_step_of_float16_is_said():
 
 def only(patch, summed_in):
     """Let f and g sum in one of the directions alone."""
-    summed = layers._summed
-    patch.setattr(layers, "_summed", lambda comm, x, why: summed(comm, x, why) if why == summed_in else x + 0)
+    summed = tensor_parallel._summed
+    patch.setattr(tensor_parallel, "_summed", lambda comm, x, why: summed(comm, x, why) if why == summed_in else x + 0)
 
 
 def not_summed_in_backward(patch):

@@ -897,7 +897,16 @@ MUTATIONS = {
         ("number // node_size", "number % node_size", "every node holds node_size ranks: number"),
         ("number // node_size", "number", "every node holds node_size ranks: number"),
     ],
-    "20b.min_max_split": [
+    "20b.fastest_mesh": [
+        ("(alpha + nbytes", "(0 * alpha + nbytes", "count the latencies too"),
+        ("gradient / tp", "gradient", "each tensor part has 1/tp of the weights"),
+        ("activation / dp", "activation", "a replica has 1/dp of the samples"),
+        ("4 * layers", "layers", "a layer has four sums"),
+        ("if n % tp == 0", "if n >= tp", "dp x tp is n"),
+        ("return min(", "return max(", "the mesh for which it is least"),
+        ("nbytes / ranks", "nbytes", "has 1/n of the bytes"),
+    ],
+    "20c.min_max_split": [
         ("ends[-1] + time", "ends[-1] + 1", "with as many layers each do not take as long"),
         ("return sizes", "return [layers, *[0] * (stages - 1)]", "every stage has a layer"),
         (
@@ -1037,7 +1046,7 @@ MUTATIONS = {
         ("weights.tobytes()", "np.float32(weights).tobytes()", "the lowest rank that differs from rank 0,"),
         ("weights.tobytes()", "np.sort(weights).tobytes()", "two entries were exchanged: their sum is"),
     ],
-    "28.read_once": [
+    "28b.read_once": [
         ("    mine = np", "    digest = np.sum\n    mine = np", "0 and 3 were read as 1 and 2"),
         (
             "    mine = np",

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from minidist.base.coordinates import batch_coordinates
-from minidist.core.autograd import Tensor, cross_entropy, no_grad
+from minidist.core.autograd import Tensor, backward_hook, cross_entropy, no_grad
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, FlatParameters, GPTConfig, Linear, Module, Sequential
 from minidist.core.nn.gpt import with_own_weight
 from minidist.core.optim import AdamW
-from minidist.core.parallel.context.ring_attention import RingAttention
+from minidist.core.parallel.context_parallel import RingAttention
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.core.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
@@ -531,6 +531,11 @@ def unlike_rows_of_two_losses(comm):
 @refused(over(4, 3))
 def unlike_rows_of_a_scaled_loss(comm):
     unlike(comm, loss=lambda y, t: DynamicLossScaler(8.0).scale_loss(cross_entropy(y, t)))
+
+
+@refused(over(4, 3))
+def unlike_rows_of_a_loss_behind_a_hook(comm):
+    unlike(comm, loss=lambda y, t: backward_hook(cross_entropy(y, t), lambda running: None))
 
 
 @refused(over(4, 3, "compress/TopK"))

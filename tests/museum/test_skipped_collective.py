@@ -13,7 +13,7 @@ from minidist.comm import SimWorld
 from minidist.core import collectives
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import DeadlockError, MismatchError
-from minidist.core.parallel.gradients import GradientReducer
+from minidist.core.parallel.data_parallel import GradientReducer
 from minidist.parallel.data_parallel import DistributedDataParallel
 from tests.cases import each
 from tests.parallel.replicas import Nested, batch

@@ -15,7 +15,7 @@ from minidist.core.autograd import ShapeError, Tensor, causal_attention
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import LinkModel, init_device_mesh
 from minidist.core.nn import GPT, Block, GPTConfig
-from minidist.core.parallel.context.ring_attention import RingAttention
+from minidist.core.parallel.context_parallel import RingAttention
 from minidist.nn import Llama
 from minidist.nn.ops.grouped_attention import grouped_query_attention
 from minidist.nn.recompute import recompute

@@ -15,7 +15,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, GPTConfig, cross_entropy
 from minidist.core.nn.experts import Assignment, MixtureOfExperts, expert_capacity
-from minidist.core.parallel.expert.dispatch import ExpertParallel
+from minidist.core.parallel.expert_parallel import ExpertParallel
 from minidist.core.parallel.model_parallel import parallelize_module
 from minidist.parallel.expert import ExpertDataParallel, expert_gpt_plan
 from minidist.parallel.replica_check import check_module_replicas

@@ -12,7 +12,7 @@ from minidist.core.autograd import Parameter, Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import LinkModel
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.parallel.gradients import GradientReducer, make_buckets
+from minidist.core.parallel.data_parallel import GradientReducer, make_buckets
 from tests.parallel.replicas import Nested, batch, shard
 
 

@@ -6,8 +6,8 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter, gelu
 from minidist.core.base import arrays as xp
 from minidist.core.nn.layers import LayerNorm
-from minidist.core.parallel.tensor import layers
-from minidist.core.parallel.tensor.layers import reduce_from_tensor_parallel_region
+from minidist.core.parallel import tensor_parallel
+from minidist.core.parallel.tensor_parallel import reduce_from_tensor_parallel_region
 from minidist.job.config.train_config import TrainConfig, resolve_dims
 from minidist.job.train.trainer import train
 from minidist.parallel.layout_check import LayoutError
@@ -88,45 +88,45 @@ def test_a_norm_on_split_rows_whose_gradient_is_not_reduced(monkeypatch):
 
 
 def test_the_bias_of_a_row_parallel_layer_on_every_rank(monkeypatch):
-    original = layers.linear
+    original = tensor_parallel.linear
 
     def with_bias(x, weight, bias, activation, in_out):
         y = original(x, weight, bias, activation, in_out)
         return y + BIAS["it"] if bias is None and "c_proj" in weight.name else y
 
     BIAS = {"it": Parameter(xp.zeros(16, xp.float32), True, "c_proj.bias")}
-    monkeypatch.setattr(layers, "linear", with_bias)
+    monkeypatch.setattr(tensor_parallel, "linear", with_bias)
     text = error_of(tp=2)
     assert "add of parameter 'c_proj.bias'" in text
     assert "it is added to summands, so it counts 2 times: add it after the reduction" in text
 
 
 def test_a_sum_that_is_not_reduced(monkeypatch):
-    monkeypatch.setattr(layers, "row_parallel_sum", lambda product, bias, comm: product)
+    monkeypatch.setattr(tensor_parallel, "row_parallel_sum", lambda product, bias, comm: product)
     assert "counts 2 times: add it after the reduction" in error_of(tp=2)  # the residual stream next to summands
 
 
 def test_a_summand_in_a_nonlinear_operation(monkeypatch):
-    monkeypatch.setattr(layers, "row_parallel_sum", lambda product, bias, comm: gelu(product))
+    monkeypatch.setattr(tensor_parallel, "row_parallel_sum", lambda product, bias, comm: gelu(product))
     text = error_of(tp=2)
     assert "gelu of the input of shape (4, 8, 16), P over tp (2 ranks)" in text
     assert "it is a summand on each rank: reduce it before this operation" in text
 
 
 def test_a_sum_that_is_reduced_twice(monkeypatch):
-    original = layers.row_parallel_sum
+    original = tensor_parallel.row_parallel_sum
 
     def twice(product, bias, comm):
         return reduce_from_tensor_parallel_region(original(product, bias, comm), comm)
 
-    monkeypatch.setattr(layers, "row_parallel_sum", twice)
+    monkeypatch.setattr(tensor_parallel, "row_parallel_sum", twice)
     text = error_of(tp=2)
     assert "Reduce of the input of shape (4, 8, 16), I over tp (2 ranks)" in text
     assert "the sum is 2 times the value: it is reduced twice" in text
 
 
 def test_an_input_that_does_not_pass_f(monkeypatch):
-    monkeypatch.setattr(layers, "copy_to_tensor_parallel_region", lambda x, comm: x)
+    monkeypatch.setattr(tensor_parallel, "copy_to_tensor_parallel_region", lambda x, comm: x)
     text = error_of(tp=2)
     assert "linear of the input of shape (4, 8, 16), I over tp (2 ranks)" in text
     assert "pass copy_to_tensor_parallel_region on its way in" in text

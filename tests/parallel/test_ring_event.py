@@ -12,7 +12,7 @@ from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.comm import LinkModel
-from minidist.core.parallel.context.ring_attention import RingAttention
+from minidist.core.parallel.context_parallel import RingAttention
 from minidist.parallel.context.ring_event import RingAttentionEvent
 from tests.cases import each
 

@@ -20,17 +20,16 @@ from minidist.core.base.layout import Layout
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, cross_entropy
 from minidist.core.parallel.model_parallel import parallelize_module
-from minidist.core.parallel.tensor.layers import (
+from minidist.core.parallel.tensor_parallel import (
     RowParallelLinear,
+    ShardContext,
+    VocabParallelEmbedding,
     copy_to_tensor_parallel_region,
+    padded_vocab_size,
     reduce_from_tensor_parallel_region,
     split_heads,
-)
-from minidist.core.parallel.tensor.sharding import ShardContext, take_shard
-from minidist.core.parallel.tensor.vocabulary import (
-    VocabParallelEmbedding,
-    padded_vocab_size,
     split_loss,
+    take_shard,
     vocab_parallel_cross_entropy,
     vocab_range,
 )

@@ -13,7 +13,7 @@ from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
-from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.comm.sim.matching import LinkModel
 from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.optim import DynamicLossScaler
 from minidist.pipeline.runtime.clip import clip_grad_norm_

@@ -16,7 +16,7 @@ from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import MismatchError, UsageError
-from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.comm.sim.matching import LinkModel
 from minidist.core.nn import MLP, Linear
 from minidist.core.pipeline.plan import Plan, actions_of, lower
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model

@@ -328,6 +328,14 @@ def test_memory_marks_the_peak(moving):
         assert any("peak 35 B" in text.get_text() for text in axes.texts)
 
 
+def test_pictures_of_memory_can_have_one_scale():
+    (trace,) = run(lambda comm: None, 1)
+    trace.memory = [(0.0, {"parameter": 10}), (1.0, {"parameter": 5})]
+    assert draw("memory", [trace]).axes[0].get_ylim()[1] == 12.5
+    assert draw("memory", [trace], {"most_bytes": 40}).axes[0].get_ylim()[1] == 50
+    assert draw("memory", [trace], {"most_bytes": 4}).axes[0].get_ylim()[1] == 12.5
+
+
 def test_an_area_of_memory_is_where_its_purpose_has_bytes():
     """From the sample with its first byte to the next one without any, on top of the purposes before it."""
     (trace,) = run(lambda comm: None, 1)

@@ -14,7 +14,7 @@ from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.base.trace import purpose
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.parallel.gradients import make_buckets, new_guard
+from minidist.core.parallel.data_parallel import make_buckets, new_guard
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.techniques.compression import (
     NAMES,

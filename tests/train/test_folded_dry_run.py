@@ -11,7 +11,7 @@ from minidist.comm import SimWorld
 from minidist.comm.sim.folded import FoldedWorld
 from minidist.commands.dry_run import check_fold
 from minidist.core.base.errors import UsageError
-from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.comm.sim.matching import LinkModel
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train

@@ -51,7 +51,7 @@ def test_a_norm_whose_gradient_is_not_summed_over_tensor_parallel_ranks(monkeypa
 
 
 def test_a_data_axis_that_sums_nothing(monkeypatch):
-    monkeypatch.setattr("minidist.core.parallel.gradients.all_reduce", lambda comm, array, *a, **k: _Done())
+    monkeypatch.setattr("minidist.core.parallel.data_parallel.all_reduce", lambda comm, array, *a, **k: _Done())
     drifts(2, "transformer", dp=2)
 
 

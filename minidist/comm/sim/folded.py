@@ -116,7 +116,7 @@ class FoldedComm(CheckedComm):
     """A communicator of a folded world, whose barrier is one event."""
 
     def barrier(self) -> None:
-        hooks.one_event[-1]().barrier_as_one_event(self)
+        hooks.one_event().barrier_as_one_event(self)
 
 
 class FoldedWorld(SimWorld):

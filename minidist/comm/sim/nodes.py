@@ -5,7 +5,7 @@ Proved by: tests/collectives/test_two_level.py
 
 from collections.abc import Sequence
 
-from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.comm.sim.matching import LinkModel
 
 
 def nodes_of(links: LinkModel, members: Sequence[int]) -> list[list[int]]:

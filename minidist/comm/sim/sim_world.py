@@ -33,8 +33,7 @@ from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import DeadlockError, MismatchError, RankDeadError, UsageError, quoted
 from minidist.core.base.fibers import FiberExit
 from minidist.core.comm.communicator import Comm, PointToPoint, Request, Work
-from minidist.core.comm.sim.clock import LinkModel
-from minidist.core.comm.sim.matching import Stream
+from minidist.core.comm.sim.matching import LinkModel, Stream
 from minidist.core.comm.sim.world import Sim
 
 if TYPE_CHECKING:

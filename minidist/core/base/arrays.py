@@ -1,8 +1,7 @@
 """The array functions that autograd, nn, optim and the strategies use, for NumPy, CuPy and meta arrays.
 
-`ArrayModule` in minidist/base/array_interface.py lists the functions of NumPy that are imported here, and
-`ArrayInterface` the attributes of an array that the package uses. A test compares both with all three implementations
-and with the source above base/.
+The names of NumPy that are imported here, and the attributes of an array that the package uses, are those that
+minidist/base/array_interface.py lists.
 
 NumPy's functions pass CuPy arrays (and any other array type that implements `__array_ufunc__` and `__array_function__`)
 to their own library, so one name serves both. This file adds what the protocols do not cover: creating an array *like*
@@ -18,6 +17,7 @@ Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -68,6 +68,7 @@ creating: ContextVar[Any] = ContextVar("minidist_creating", default=None)
 
 # Multiplies two matrices on the host; mkl.py sets another function.
 host_product: Callable[..., Array] = matmul
+_kept_full = lru_cache(64)(np.full)  # see `constant`
 
 # Elements that an operation on a GPU takes at once: a kernel costs microseconds to launch, however short its array is.
 GPU_BLOCK = 1 << 24
@@ -127,9 +128,7 @@ def zeros(shape: Any, dtype: Any, like: Array | None = None) -> Array:
 
 def ones(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     """An array of ones on the device of `like`."""
-    result = empty(shape, dtype, like)
-    result.fill(1)
-    return result
+    return full(shape, 1, dtype, like)
 
 
 def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array:
@@ -137,6 +136,11 @@ def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array
     result = empty(shape, dtype, like)
     result.fill(value)
     return result
+
+
+def constant(n: int, value: float, like: Array) -> Array:
+    """A vector of the dtype of `like`. NumPy's is kept for later calls, so nothing may be written into it."""
+    return _kept_full(n, value, like.dtype) if type(like) is ndarray else full(n, value, like.dtype, like)
 
 
 def is_meta(value: Any) -> bool:
@@ -177,7 +181,7 @@ def owner(value: Array) -> Array:
 
 def as_rows(value: Array) -> Array:
     """A view as a matrix whose rows are the last dim: (..., n) as (product of the others, n); may be empty."""
-    return value if value.ndim == 2 else value.reshape(prod(value.shape[:-1]), value.shape[-1])
+    return value if value.ndim == 2 else value.reshape(-1 if value.size else prod(value.shape[:-1]), value.shape[-1])
 
 
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
@@ -190,7 +194,7 @@ def sum_rows(value: Array, out: Array | None = None) -> Array:
     """Sums over all but the last dim: one product with a vector of ones, several times faster than `sum(axis=0)`."""
     matrix = as_rows(value)
     if type(matrix) is ndarray:
-        return matmul(np.ones(matrix.shape[0], matrix.dtype), matrix, out=out)
+        return matmul(_kept_full(matrix.shape[0], 1, matrix.dtype), matrix, out=out)
     if (kernels := hooks.kernels_of(type(matrix))) is not None:
         return kernels.sum_rows(matrix, out)  # type: ignore[no-any-return]
     return matmul(ones(matrix.shape[0], matrix.dtype, matrix), matrix, out=out)

@@ -19,14 +19,6 @@ from minidist.core.base.errors import UsageError, quoted
 choosers: dict[str, Callable[[Any, str, int], str]] = {}
 # Each looks at a graph before backward visits it: (pass, root node, gradient of its output).
 backward_checks: list[Callable[[Any, Any, Any], None]] = []
-# The last one makes the `Guard` of a wrapper of a model: (op, communicators over which gradients are summed).
-guards: list[Callable[..., Any]] = []
-# Where one rank stands for many, () -> a module whose `run_as_one_event` runs a call.
-one_event: list[Callable[[], Any]] = []
-# Each is told of (operation, module, communicator, perhaps a plan) before a model is split over its ranks.
-model_checks: list[Callable[..., None]] = []
-# Each returns the tensor-parallel plan of (model, sequence_parallel), or None for a model that it does not know.
-plan_sources: list[Callable[[Any, bool], Any]] = []
 
 
 class _NoChecks:
@@ -108,6 +100,7 @@ fibers: Callable[[], Any] = _not_in_the_core  # the backend of fibers.py where t
 half: Callable[[], Any] = _not_in_the_core  # conversions and sums of 16-bit floats
 precision: Callable[[], Any] = _not_in_the_core  # operands in half precision
 module_methods: Callable[[], Any] = _not_in_the_core
+one_event: Callable[[], Any] = _not_in_the_core  # calls in which one rank stands for many
 tensor_methods: Callable[[], Any] = _not_in_the_core
 
 # Looks at a call of a collective before it is made: (comm, operation, array, and where they are given op, out, root,
@@ -139,6 +132,12 @@ checked_setting: Callable[[str, Any], Any] = _as_given
 # (name, value, range of it) -> the number as it is kept; UsageError for what is none, or lies outside.
 check_number: Callable[..., Any] = _as_given
 check_whole: Callable[..., Any] = _as_given
+# (operation, module, communicator, perhaps a plan) -> None: compares the weights of a model that is to be split.
+check_weights: Callable[..., None] = _nothing
+# (op, communicators over which gradients are summed) -> the `Guard` of a wrapper of a model, or None.
+guard: Callable[..., Any] = _nothing
+# (model, sequence_parallel) -> its tensor-parallel plan, or None for a model that is not known.
+plan_of: Callable[[Any, bool], Any] = _nothing
 # (rank, number of ranks) -> the record of what a simulated rank does.
 trace: Callable[..., Any] = _NoChecks
 # An optimizer -> what ranks compare of its step, an object whose text is one line.

@@ -6,16 +6,21 @@ Each takes `(comm, array, ...)`, works for any number of ranks (also 1), any siz
 ranks) and unequal counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is
 chosen by name, or with `algorithm="auto"` by its cost on the communicator's links (minidist/collectives/auto.py).
 
-calls.py        the collectives as a user calls them
-registry.py     the algorithms of each collective
-operations.py   sum, avg, max, min, prod
+calls.py        the algorithms of each collective, the sums, and the collectives as a user calls them
 naive.py        a broadcast from the root to each rank, and the pairwise all-to-all
 ring.py         the ring
 ordered.py      sums whose bits depend on no layout
 """
 
 from minidist.core.collectives import naive, ordered, ring  # noqa: F401  register the algorithms that most programs use
-from minidist.core.collectives.calls import all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_scatter
-from minidist.core.collectives.registry import ALGORITHMS
+from minidist.core.collectives.calls import (
+    ALGORITHMS,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    reduce_scatter,
+)
 
 __all__ = ["ALGORITHMS", "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "reduce_scatter"]

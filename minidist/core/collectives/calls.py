@@ -1,25 +1,123 @@
-"""The collectives as a user calls them: check the arguments, choose the algorithm, run it now or on the stream.
+"""The collectives: their algorithms by name, how contributions are added, and the calls that a user makes.
 
     all_reduce(comm, array)  ──▶  run_call: ALGORITHMS["all_reduce"]["ring"].run(call, array, "sum")
+
+An algorithm says in its own file what it sends and how long it takes, so that the formula stands above the loop that it
+describes:
+
+    @algorithm(
+        "all_reduce",
+        "my_name",
+        sends=lambda sizes, rank: ...,  # (messages, elements) that leave `rank`
+        seconds=lambda nbytes, ranks, alpha, beta: ...,  # until the last rank is done
+    )
+    def all_reduce(comm, array, op): ...
+
+The tests compare every trace with the formulas, and `algorithm="auto"` chooses by the seconds.
 
 What can be wrong on one rank alone is refused by `hooks.check_call`, before a message is sent; it returns what must be
 equal on both sides of each message, by which the messages notice what differs between ranks. The return type is an
 array, or None where the function says so, or with `async_op=True` a `Work`: `Any` to a type checker.
 
-Proved by: tests/collectives/test_collectives.py
+Proved by: tests/collectives/test_collectives.py, tests/collectives/test_closed_form.py
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
+from minidist.core.base.arrays import downcast, is_half, upcast
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.collectives.registry import ALGORITHMS
+from minidist.core.base.registry import Registry
 from minidist.core.comm.communicator import MAX_TAG, PointToPoint, Work
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One way to run a collective.
+
+    run: the function, called with the call. sends: (sizes, rank) -> (messages, elements) that leave `rank`, where
+    sizes are the elements of each rank's chunk; of an operation with a root both count from the root. seconds:
+    (nbytes, ranks, alpha, beta) -> seconds on the alpha-beta clock until the last rank is done, when all ranks begin
+    at once and the number of ranks divides the array of `nbytes`. Adding costs nothing there. A formula with a
+    parameter `overhead` counts it for every message that waits behind another one at a port. A user's algorithm may
+    have neither. is_users: registered by a program, not by minidist.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    sends: Callable[..., tuple[int, int]] | None
+    seconds: Callable[..., float] | None
+    is_users: bool = False
+
+
+# What an algorithm of each operation is called with, after the call.
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "all_gather": ("shard", "sizes", "out"),
+    "all_reduce": ("array", "op"),
+    "all_to_all": ("array", "send_sizes", "receive_sizes"),
+    "broadcast": ("array", "root"),
+    "gather": ("shard", "sizes", "root"),
+    "reduce": ("array", "root", "op"),
+    "reduce_scatter": ("array", "sizes", "out", "op"),
+    "scatter": ("array", "sizes", "out", "root"),
+}
+
+
+ALGORITHMS: dict[str, Registry[Algorithm]] = {operation: Registry(f"{operation} algorithm") for operation in PARAMETERS}
+
+
+def algorithm(
+    operation: str,
+    name: str,
+    *,
+    sends: Callable[..., tuple[int, int]] | None = None,
+    seconds: Callable[..., float] | None = None,
+) -> Callable[[Function], Function]:
+    """Register a function of this package as `operation`'s algorithm `name`. See `Algorithm` for the two formulas."""
+
+    def register(function: Function) -> Function:
+        ALGORITHMS[operation].add(name, Algorithm(name, function, sends, seconds))
+        return function
+
+    return register
+
+
+# How two contributions become one, element by element.
+UFUNCS: dict[str, Callable[..., np.ndarray]] = {
+    "sum": xp.add,
+    "avg": xp.add,
+    "max": xp.maximum,
+    "min": xp.minimum,
+    "prod": xp.multiply,
+}
+
+
+def accumulate(op: str, total: np.ndarray, contribution: np.ndarray, out: np.ndarray | None = None) -> None:
+    """total = total (op) contribution, in the arrays' own dtype, without a temporary.
+
+    out: where the result goes instead; it may be `contribution`, where ranks must agree on which of the two is first.
+    """
+    # A library adds narrow numbers (16-bit floats, short integers) and large arrays in another way.
+    out = total if out is None else out
+    plain = out.dtype.char in "fd" and out.nbytes <= hooks.read_by_others
+    if plain or not hooks.special_sum(op, total, contribution, out):
+        UFUNCS[op](total, contribution, out=out)
+
+
+def divide(total: np.ndarray, ranks: int) -> None:
+    """Divide a sum in place, once, at the end: the last step of "avg"."""
+    if total.itemsize == 2 and is_half(total.dtype):
+        total[...] = downcast(upcast(total) / np.float32(ranks), total.dtype)  # bfloat16 cannot hold 257 ranks
+    else:
+        total /= total.dtype.type(ranks)
 
 
 def all_reduce(
@@ -153,7 +251,7 @@ def run_call(
         chosen = ALGORITHMS[operation][algorithm]
         function = chosen.run
         if comm.world.folds:
-            function = partial(hooks.one_event[-1]().run_as_one_event, operation, chosen)
+            function = partial(hooks.one_event().run_as_one_event, operation, chosen)
         # With `equal`, the name is what must be equal on both sides of each message, however the algorithm is spelled.
         name = f"{operation}/{chosen.name} {op}".removesuffix(" sum")
         call = comm.collective(name, equal or "", root, chosen.is_users, arguments[0])

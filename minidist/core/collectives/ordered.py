@@ -17,9 +17,8 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, cut
 from minidist.core.base.watchers import watchers
 from minidist.core.collectives import ring
+from minidist.core.collectives.calls import ALGORITHMS, accumulate, algorithm, divide
 from minidist.core.collectives.naive import fan
-from minidist.core.collectives.operations import accumulate, divide
-from minidist.core.collectives.registry import ALGORITHMS, algorithm
 from minidist.core.comm.communicator import PointToPoint
 
 

@@ -49,7 +49,7 @@ from minidist.core.collectives import all_gather, broadcast, reduce_scatter
 from minidist.core.comm import Comm, Mesh, Work, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.optim import FlatSlice
-from minidist.core.parallel.gradients import Guard, new_guard, operation_of
+from minidist.core.parallel.data_parallel import Guard, new_guard, operation_of
 from minidist.core.parallel.zero import Shard
 
 # Communicator -> the stream of its all-gathers, so that they do not queue behind reductions. All models that are

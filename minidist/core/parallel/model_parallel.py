@@ -12,7 +12,7 @@ seed and keeps its shards, so the gathered shards *are* the single-device weight
 
 A plan says how each module is split; what no key names stays whole on every rank. Each parameter then carries a
 `Layout`, which checkpoints, clipping and counting read. Plans of other models, and other kinds of attention, are added
-in `hooks.plan_sources` and `hooks.split_attention`.
+in `hooks.plan_of` and `hooks.split_attention`.
 
 Source of the plans: Shoeybi et al., "Megatron-LM", 2019, section 3 and figure 3.
 
@@ -29,11 +29,17 @@ from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm import Comm
 from minidist.core.nn import GPT, MixtureOfExperts, Module
-from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.expert.dispatch import ExpertParallel
-from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
-from minidist.core.parallel.tensor.sharding import ShardContext
-from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
+from minidist.core.parallel.context_parallel import RingAttention
+from minidist.core.parallel.expert_parallel import ExpertParallel
+from minidist.core.parallel.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    ShardContext,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+    split_heads,
+    split_loss,
+)
 
 # How one module is split: (module, context, qualified name) -> what takes its place, perhaps the module itself.
 Style = Callable[[Any, ShardContext, str], Module]
@@ -48,8 +54,7 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
     axis's name, for the layouts. Raises UsageError for a plan that does not fit, and MismatchError when a rank has
     other weights, at once or with the next message.
     """
-    for check in hooks.model_checks:
-        check("parallelize_module", module, comm, plan)
+    hooks.check_weights("parallelize_module", module, comm, plan)
     context = ShardContext(comm, axis)
     for pattern, styles in plan.items():
         # It may name a module inside one that has replaced another.
@@ -112,11 +117,10 @@ def gpt_plan(vocab_size: int) -> Styles:
 
 
 def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan:
-    """Return the plan of a model: what a function of `hooks.plan_sources` has for it, or Megatron's for a GPT."""
-    for plan_of in hooks.plan_sources:
-        plan: Plan | None = plan_of(model, sequence_parallel)
-        if plan is not None:
-            return plan
+    """Return the plan of a model: what `hooks.plan_of` has for it, or Megatron's for a GPT."""
+    plan: Plan | None = hooks.plan_of(model, sequence_parallel)
+    if plan is not None:
+        return plan
     if isinstance(model, GPT) and not sequence_parallel:
         return gpt_plan(model.config.vocab_size)
     raise UsageError(f"there is no tensor-parallel plan for a {type(model).__name__}; pass one to parallelize_module")
@@ -143,8 +147,7 @@ def apply_context_parallel(
     attention: "ring", or another name that `hooks.split_attention` knows. ulysses: how many neighbours exchange heads
     in one that has rings, too. Every attention module gets the attention as its `attention_fn`.
     """
-    for check in hooks.model_checks:
-        check("apply_context_parallel", model, comm)
+    hooks.check_weights("apply_context_parallel", model, comm)
 
     # One object for all layers: it holds no state of a layer, and its messages are matched in the order of calls.
     owners = [module for module in model.modules() if hasattr(module, "attention_fn")]

@@ -33,8 +33,7 @@ from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
 from minidist.core.optim import NORM_BLOCK, FlatSlice, flat_slices
-from minidist.core.parallel.data_parallel import equal_replicas
-from minidist.core.parallel.gradients import Bucket, GradientReducer, Guard
+from minidist.core.parallel.data_parallel import Bucket, GradientReducer, Guard, equal_replicas
 
 REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
 

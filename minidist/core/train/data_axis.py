@@ -28,10 +28,9 @@ from minidist.core.comm import Comm
 from minidist.core.comm.mesh import Mesh
 from minidist.core.nn import Module
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.core.parallel.data_parallel import DistributedDataParallel, GradientReducer
 from minidist.core.parallel.dims import Axes
 from minidist.core.parallel.fsdp import fully_shard, units_of
-from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.parallel.zero import Shard, ZeroOptimizer
 from minidist.core.train.task import Task
 

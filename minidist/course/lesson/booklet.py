@@ -38,10 +38,11 @@ def spread(notebook: Any) -> tuple[str, str]:
     asked = [text_block(f"- {found}?") for cell in predict.cells for found in ASKED.findall(printed_by(cell))]
     cells = list(chain.from_iterable(part.cells for part in parts.values()))
     found = [text_block(f"- {words}: **{value}**") for words, value in guesses(cells)]
-    left = [text_block(f"# {title}"), *case.text(), *asked, *pictures(idea)[:1], *first_that_fit(code)]
+    drawn = pictures(idea) + pictures(checked)
+    left = [text_block(f"# {title}"), *case.text(), *asked, *drawn[:1], *first_that_fit(code)]
     right = [text_block("## The idea"), *idea.text()[:1], text_block("## Measured"), *found, text_block("## Break it")]
     right += [*broken.text()[:1], text_block("## Takeaway"), *takeaway.text()[:1]]
-    return page(left), page([*right, *(pictures(idea)[1:] + pictures(checked))[:1]])
+    return page(left), page([*right, *drawn[1:2]])
 
 
 def pictures(part: Part) -> list[Block]:

@@ -37,12 +37,14 @@ MOVED = {
     "39": "06e",
     "40": "06e",
 }
-# Exercises of lessons that have become several: 09b, 11b and 22.
+# Exercises of lessons that have become several: 09b, 11b, 20b, 22 and 28.
 MOVED_EXERCISES = {
     "09b.kept_all_reduce": "09c.kept_all_reduce",
     "09b.distil": "09d.distil",
     "11b.owners_compute": "11c.owners_compute",
+    "20b.min_max_split": "20c.min_max_split",
     "22.visible": "22c.visible",
+    "28.read_once": "28b.read_once",
 }
 
 

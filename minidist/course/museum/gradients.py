@@ -11,7 +11,7 @@ from minidist.core.autograd.backward import BackwardPass, WeightGradStore
 from minidist.core.comm.mesh import Mesh
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import AdamW
-from minidist.core.parallel import data_parallel, gradients, zero
+from minidist.core.parallel import data_parallel, zero
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, replaces
 from minidist.parallel.unused import ZerosReducer
@@ -19,8 +19,8 @@ from minidist.parallel.unused import ZerosReducer
 
 def only_top_level(patch: Patch) -> None:
     """the hooks and buckets know the parameters of the top level and of its layers; nested blocks are skipped"""
-    make_buckets: Any = gradients.make_buckets
-    parameter_ready = gradients.GradientReducer.parameter_ready
+    make_buckets: Any = data_parallel.make_buckets
+    parameter_ready = data_parallel.GradientReducer.parameter_ready
 
     # The flat parameters without those of nested blocks: "layer.weight" has one dot, "block.layer.weight" two.
     class Shallow(FlatParameters):
@@ -35,8 +35,8 @@ def only_top_level(patch: Patch) -> None:
         if parameter.name.count(".") < 2:
             parameter_ready(self, parameter)
 
-    patch.setattr(gradients, "make_buckets", lambda flat, *rest: make_buckets(Shallow(flat), *rest))
-    patch.setattr(gradients.GradientReducer, "parameter_ready", ready)
+    patch.setattr(data_parallel, "make_buckets", lambda flat, *rest: make_buckets(Shallow(flat), *rest))
+    patch.setattr(data_parallel.GradientReducer, "parameter_ready", ready)
 
 
 @replaces(Mesh, "_slice")
@@ -48,7 +48,7 @@ def transposed_axes(_: Any, self: Mesh, names: tuple[str, ...]) -> Any:
     return self.comm.group(self.ranks[index].reshape(-1).tolist(), label)
 
 
-@replaces(gradients.GradientReducer, "__init__")
+@replaces(data_parallel.GradientReducer, "__init__")
 def always_sum(original: Any, self: Any, flat: Any, comm: Any, **options: Any) -> None:
     """gradients are summed where the mean was asked for"""
     original(self, flat, comm, **options | {"op": "sum"})
@@ -107,7 +107,7 @@ def incomplete_buckets_are_forgotten(patch: Patch) -> None:
             parameter.gradient.was_reduced()
         self.works, self.missing = [], [set(bucket.parameters) for bucket in self.buckets]
 
-    for kind in (gradients.GradientReducer, ZerosReducer):
+    for kind in (data_parallel.GradientReducer, ZerosReducer):
         patch.setattr(kind, "finished", finished)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.core.autograd import Tensor, operators
-from minidist.core.parallel.gradients import GradientReducer
+from minidist.core.parallel.data_parallel import GradientReducer
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch
 

@@ -9,24 +9,24 @@ import numpy as np
 
 from minidist.core.autograd import Tensor
 from minidist.core.comm import Comm
-from minidist.core.parallel.tensor import vocabulary
+from minidist.core.parallel import tensor_parallel
 from minidist.course.museum.exhibit import Patch, replaces
 from minidist.job.train import recipe, run
 from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.parallel.tensor.gathering import gather_from_tensor_parallel_region
 
 
-@replaces(vocabulary, "vocab_parallel_cross_entropy")
+@replaces(tensor_parallel, "vocab_parallel_cross_entropy")
 def words_of_other_ranks(right: Any, logits: Tensor, targets: Any, *rest: Any, comm: Comm, vocab_size: int) -> Any:
     """the target's logit is summed over ranks in a way that the tape does not record"""
     # A token whose word is on another rank has no gradient here; the softmax's part of it is lost.
-    first, last = vocabulary.vocab_range(vocab_size, comm.rank, comm.size)
+    first, last = tensor_parallel.vocab_range(vocab_size, comm.rank, comm.size)
     mine = ((targets >= first) & (targets < last)).astype(logits.dtype)[..., None]
     logits = logits * Tensor(mine) + logits.detach() * Tensor(1 - mine)
     return right(logits, targets, *rest, comm=comm, vocab_size=vocab_size)
 
 
-@replaces(vocabulary, "vocab_parallel_cross_entropy")
+@replaces(tensor_parallel, "vocab_parallel_cross_entropy")
 def gathered_and_split_again(right: Any, logits: Tensor, targets: Any, *rest: Any, comm: Comm, vocab_size: int) -> Any:
     """the logits are gathered, and go to a loss that takes them for this rank's part of the vocabulary"""
     whole = gather_from_tensor_parallel_region(logits, comm)

@@ -13,8 +13,8 @@ from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm
 from minidist.core.nn import experts
 from minidist.core.nn.experts import MixtureOfExperts
-from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.tensor import vocabulary
+from minidist.core.parallel import tensor_parallel
+from minidist.core.parallel.context_parallel import RingAttention
 from minidist.course.museum import jobs, split_jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.job.train import recipe, run
@@ -72,7 +72,7 @@ class OwnRows(Function):
 
 def partial_after_the_head(patch: Patch) -> None:
     """the gradient that the split head returns is a summand, and is used as if it were the sum"""
-    patch.setattr(vocabulary.VocabParallelHead, "enter", lambda self, x: x)
+    patch.setattr(tensor_parallel.VocabParallelHead, "enter", lambda self, x: x)
 
 
 def partial_before_experts(patch: Patch) -> None:

@@ -11,9 +11,7 @@ from minidist.core.autograd import linear
 from minidist.core.base import arrays
 from minidist.core.base.layout import Layout
 from minidist.core.nn import GPT, experts
-from minidist.core.parallel.context import ring_attention
-from minidist.core.parallel.expert import dispatch
-from minidist.core.parallel.tensor import layers, sharding, vocabulary
+from minidist.core.parallel import context_parallel, expert_parallel, tensor_parallel
 from minidist.course.museum import split_jobs as jobs
 from minidist.course.museum.exhibit import Patch, replaces
 from minidist.nn import Llama
@@ -23,25 +21,25 @@ from minidist.parallel.expert import data_parallel as expert_data_parallel
 from minidist.parallel.tensor import full_state, grad_norm, llama, sequence_layers, sequence_parallel
 
 
-@replaces(layers.RowParallelLinear, "forward")
+@replaces(tensor_parallel.RowParallelLinear, "forward")
 def bias_on_every_rank(_: Any, self: Any, x: Any) -> Any:
     """the bias of a row-parallel layer goes into each rank's product, so the sum contains it once per rank"""
     y = linear(x, self.weight, self.bias, None, self.weight_is_in_out)
-    return layers.reduce_from_tensor_parallel_region(y, self.comm)
+    return tensor_parallel.reduce_from_tensor_parallel_region(y, self.comm)
 
 
 def contiguous_qkv(patch: Patch) -> None:
     """the fused matrix of Q, K and V is cut into contiguous parts, and joined in the same way"""
-    take, join = sharding.take_shard, full_state.join_shards
+    take, join = tensor_parallel.take_shard, full_state.join_shards
 
     def plain(layout: Any) -> Any:
         return Layout(layout.global_shape, layout.axes, layout.dims, padding=layout.padding)
 
-    patch.setattr(sharding, "take_shard", lambda array, layout, rank, ranks: take(array, plain(layout), rank, ranks))
+    patch.setattr(tensor_parallel, "take_shard", lambda array, layout, *place: take(array, plain(layout), *place))
     patch.setattr(full_state, "join_shards", lambda shards, layout: join(shards, plain(layout)))
 
 
-@replaces(vocabulary, "vocab_range")
+@replaces(tensor_parallel, "vocab_range")
 def short_vocabulary(right: Any, size: int, rank: int, ranks: int) -> tuple[int, int]:
     """the last word of each rank's range is treated as another rank's"""
     first, last = right(size, rank, ranks)
@@ -50,11 +48,11 @@ def short_vocabulary(right: Any, size: int, rank: int, ranks: int) -> tuple[int,
 
 def padded_softmax(patch: Patch) -> None:
     """the words that only fill the last rank's range take part in the softmax"""
-    right = vocabulary.vocab_range
+    right = tensor_parallel.vocab_range
     patch.setattr(
-        vocabulary,
+        tensor_parallel,
         "vocab_range",
-        lambda size, rank, ranks: right(vocabulary.padded_vocab_size(size, ranks), rank, ranks),
+        lambda size, rank, ranks: right(tensor_parallel.padded_vocab_size(size, ranks), rank, ranks),
     )
 
 
@@ -115,7 +113,7 @@ def last_maximum(patch: Patch) -> None:
 
 def gradients_stay(patch: Patch) -> None:
     """the gradients of keys and values are not sent back to their owner"""
-    patch.setattr(ring_attention.RingAttention, "_pass_on", lambda self, gradients, shape, why: ([], gradients))
+    patch.setattr(context_parallel.RingAttention, "_pass_on", lambda self, gradients, shape, why: ([], gradients))
 
 
 def experts_summed(patch: Patch) -> None:
@@ -129,7 +127,7 @@ def capacity_of_the_batch(patch: Patch) -> None:
     patch.setattr(experts, "expert_capacity", lambda tokens, *rest: right(2 * tokens, *rest))
 
 
-@replaces(dispatch, "exchange")
+@replaces(expert_parallel, "exchange")
 def slots_in_the_first_order(right: Any, comm: Any, slots: Any, to_experts: bool) -> Any:
     """the experts' results are read in the order in which the tokens were sent"""
     result = right(comm, slots, to_experts)

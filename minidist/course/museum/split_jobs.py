@@ -13,8 +13,8 @@ from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm, Mesh, init_device_mesh
 from minidist.core.nn import GPT, GPTConfig
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.expert.dispatch import ExpertParallel
+from minidist.core.parallel.context_parallel import RingAttention
+from minidist.core.parallel.expert_parallel import ExpertParallel
 from minidist.core.parallel.model_parallel import parallelize_module
 from minidist.course.museum.exhibit import Recording
 from minidist.course.museum.jobs import BATCH, LENGTH, WORDS, EveryFlat, Tensors, loop, recorded, summed, tokens

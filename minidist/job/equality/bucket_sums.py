@@ -17,7 +17,7 @@ from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.base.layout import offsets
-from minidist.core.parallel.gradients import BUCKET_MEGABYTES
+from minidist.core.parallel.data_parallel import BUCKET_MEGABYTES
 from minidist.core.parallel.zero import REDUCE_BUCKET_SIZE
 from minidist.job.config.pipeline_plan import cut_stages, make_plan
 from minidist.job.equality.gradient_order import Sites, fold, parts_of

@@ -21,7 +21,7 @@ from minidist.core.comm import Comm, init_device_mesh
 from minidist.core.comm.mesh import Mesh
 from minidist.core.optim import Optimizer
 from minidist.core.parallel.dims import Axes
-from minidist.core.parallel.expert.dispatch import ExpertParallel
+from minidist.core.parallel.expert_parallel import ExpertParallel
 from minidist.core.parallel.model_parallel import use_positions
 from minidist.core.train.data_axis import Group
 from minidist.core.train.task import Task

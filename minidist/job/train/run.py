@@ -163,7 +163,7 @@ class Run(Loop):
     def result(self, building: Peak, account: MemoryAccount) -> TrainResult:
         """Return the outcome. building: the peak of memory before the first step; account: has that of the steps."""
         peak_bytes, peak_by_purpose = max(building, (account.peak, account.at_peak), key=itemgetter(0))
-        job, strategy = self.job, self.strategy
+        job, strategy, last = self.job, self.strategy, self._phase(self.config.steps)
         return TrainResult(
             rank=self.comm.rank,
             losses=self.losses,
@@ -173,14 +173,14 @@ class Run(Loop):
             held=dict(account.by_purpose),
             highest=dict(account.peak_by_purpose),
             checkpoint_bytes=checkpoint.saved_bytes(self.comm, strategy, self.storage) if self.config.save else {},
-            sizes=strategy.sizes(),
+            sizes=last.sizes,
             digest=digest(strategy),
             first_step=self.done,
             skipped=self.skipped,
             gradient_exponents=count_exponents(strategy.gradients(), job.scale),
             held_out=self.held_out,
             runs=job.plan.runs,
-            phases=[*self.phases, self._phase(self.config.steps)],
+            phases=[*self.phases, last],
             measured={key: value for extension in job.extensions for key, value in extension.result().items()},
         )
 

@@ -24,8 +24,8 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
-from minidist.core.parallel.context.ring_attention import RingAttention, chunks_of, zigzag_positions
-from minidist.core.parallel.tensor.layers import contiguous
+from minidist.core.parallel.context_parallel import RingAttention, chunks_of, zigzag_positions
+from minidist.core.parallel.tensor_parallel import contiguous
 from minidist.nn import Function, concatenate, stack, swapaxes, transpose, where
 from minidist.nn.ops.dropout import WeightDropout
 from minidist.nn.ops.functions import astype

@@ -3,7 +3,7 @@
     contiguous (Ulysses)         | 0 0 | 1 1 | 2 2 | 3 3 |
     zigzag/2 (Ulysses x ring)    | 0 | 1 | 2 | 3 | 3 | 2 | 1 | 0 |     2 neighbours share the part of a ring of 2
 
-Zig-zag, the order of ring attention and all-gather attention, is in core/parallel/context/ring_attention.py.
+Zig-zag, the order of ring attention and all-gather attention, is in core/parallel/context_parallel.py.
 
 Proved by: tests/parallel/test_context.py, tests/parallel/test_ulysses_ring.py
 """
@@ -11,7 +11,7 @@ Proved by: tests/parallel/test_context.py, tests/parallel/test_ulysses_ring.py
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.parallel.context.ring_attention import zigzag_positions
+from minidist.core.parallel.context_parallel import zigzag_positions
 
 ORDERS = ("zigzag", "contiguous")
 

@@ -5,9 +5,9 @@
 
 In a dry run one rank stands for all ranks of the ring (`comm/sim/folded.py`): what it sends to the next rank, it
 receives from the rank before. The first call with a shape runs `RingAttention` with a communicator that records the
-calls it gets. Every later one repeats the record on the rank's clock, by the formulas of `core/comm/sim/clock.py` and
-in the order of the record, so times, bytes and peaks are those of the messages. Rings whose ranks hold unequal parts
-are not recorded.
+calls it gets. Every later one repeats the record on the rank's clock, by the formulas of `core/comm/sim/matching.py`
+and in the order of the record, so times, bytes and peaks are those of the messages. Rings whose ranks hold unequal
+parts are not recorded.
 
 Proved by: tests/parallel/test_ring_event.py, tests/train/test_folded_dry_run.py
 """
@@ -27,7 +27,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.trace import current_purpose, purpose
 from minidist.core.base.watchers import track, watchers
 from minidist.core.comm import Comm
-from minidist.core.parallel.context.ring_attention import RingAttention
+from minidist.core.parallel.context_parallel import RingAttention
 
 
 @dataclass

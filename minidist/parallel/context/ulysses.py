@@ -28,7 +28,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_to_all
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.layers import contiguous
+from minidist.core.parallel.tensor_parallel import contiguous
 from minidist.nn import Function, concatenate
 from minidist.nn.dropout import AttentionDropout
 from minidist.nn.ops.dropout import WeightDropout

@@ -8,7 +8,7 @@ them, on fast links and at most as many as (key-value) heads, and rings of R = P
 rank of a ring of R holds, in zig-zag, and its members consecutive parts of that.
 
 A rank sends what Ulysses on U ranks sends for 1/R of the tokens, and what a ring of R sends for 1/U of the heads.
-This module combines DeepSpeed-Ulysses (ulysses.py) and ring attention (core/parallel/context/ring_attention.py).
+This module combines DeepSpeed-Ulysses (ulysses.py) and ring attention (core/parallel/context_parallel.py).
 Source: Fang and Zhao, "USP: A unified sequence parallelism approach", arXiv:2405.07719.
 
 Proved by: tests/parallel/test_ulysses_ring.py
@@ -21,7 +21,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, init_device_mesh
 from minidist.core.nn.module import Module
-from minidist.core.parallel.context.ring_attention import RingAttention
+from minidist.core.parallel.context_parallel import RingAttention
 from minidist.parallel.context.orders import sequence_positions
 from minidist.parallel.context.ulysses import UlyssesAttention
 

@@ -15,7 +15,7 @@ from minidist.core.collectives import broadcast
 from minidist.core.comm import Comm, Mesh
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
-from minidist.core.parallel.gradients import GradientReducer
+from minidist.core.parallel.data_parallel import GradientReducer
 
 
 class ExpertDataParallel(Module):

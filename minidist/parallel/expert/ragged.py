@@ -4,12 +4,11 @@
     rank 1: 4 tokens, C_1 = 2
 
 Every forward pass of a layer begins with an all-gather of the capacities, 8 B per rank, and an expert computes
-(experts / P, C_0 + C_1 + ..., D). Otherwise as in core/parallel/expert/dispatch.py.
+(experts / P, C_0 + C_1 + ..., D). Otherwise as in core/parallel/expert_parallel.py.
 
 Proved by: tests/train/test_shares.py
 """
 
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -21,8 +20,8 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather, all_to_all
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
-from minidist.core.parallel.expert.dispatch import Exchange, ExpertParallel
-from minidist.core.parallel.tensor.layers import contiguous
+from minidist.core.parallel.expert_parallel import Exchange, ExpertParallel
+from minidist.core.parallel.tensor_parallel import border, contiguous
 
 
 class RaggedExpertParallel(ExpertParallel):
@@ -58,8 +57,12 @@ class RaggedExchange(Exchange):
         """(experts, C_r, D) -> (experts / P, sum of C, D), or with to_experts=False back."""
         if self.to_experts:
             self.capacities.agree(slots.shape[1])
-        send = partial(exchange_ragged, self.capacities.latest)
-        return self.node(slots, send)
+        capacities = self.capacities.latest
+
+        def way(comm: Comm, slots: xp.Array, why: str) -> xp.Array:
+            return exchange_ragged(capacities, comm, slots, self.to_experts == (why == "tensor_forward"))
+
+        return border("exchange_slots", slots, self.comm, way, way)
 
 
 def exchange_ragged(capacities: list[int], comm: Comm, slots: xp.Array, to_experts: bool) -> xp.Array:

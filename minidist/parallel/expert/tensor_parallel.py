@@ -24,8 +24,11 @@ from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.nn.gpt import GPT
 from minidist.core.nn.module import Module
 from minidist.core.parallel.model_parallel import Plan
-from minidist.core.parallel.tensor.layers import copy_to_tensor_parallel_region, reduce_from_tensor_parallel_region
-from minidist.core.parallel.tensor.sharding import ShardContext
+from minidist.core.parallel.tensor_parallel import (
+    ShardContext,
+    copy_to_tensor_parallel_region,
+    reduce_from_tensor_parallel_region,
+)
 from minidist.nn.llama import Llama
 from minidist.parallel.tensor.llama import llama_plan
 from minidist.parallel.tensor.sequence_layers import gpt_plan

@@ -19,7 +19,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.sharding import take_shard
+from minidist.core.parallel.tensor_parallel import take_shard
 from minidist.nn.buffers import named_buffers
 
 

@@ -21,10 +21,9 @@ from minidist.core.comm import Comm
 from minidist.core.nn import GPT, MLP
 from minidist.core.nn.module import Module
 from minidist.core.parallel import model_parallel
+from minidist.core.parallel import tensor_parallel as split
 from minidist.core.parallel.model_parallel import Plan, Styles
-from minidist.core.parallel.tensor import layers as split
-from minidist.core.parallel.tensor.layers import border, contiguous
-from minidist.core.parallel.tensor.sharding import ShardContext
+from minidist.core.parallel.tensor_parallel import ShardContext, border, contiguous
 
 
 def gather_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:

@@ -23,14 +23,16 @@ from minidist.core.comm import Comm
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.model_parallel import Styles
-from minidist.core.parallel.tensor.layers import (
+from minidist.core.parallel.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
+    ShardContext,
+    VocabParallelEmbedding,
+    VocabParallelHead,
     copy_to_tensor_parallel_region,
     split_heads,
+    split_loss,
 )
-from minidist.core.parallel.tensor.sharding import ShardContext
-from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
 from minidist.parallel.tensor.gathering import gather_logits
 from minidist.parallel.tensor.sequence_layers import split_sequence
 from minidist.parallel.tensor.sequence_regions import gather_from_sequence_parallel_region

@@ -15,10 +15,14 @@ from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Tensor
+from minidist.core.parallel import tensor_parallel
 from minidist.core.parallel.model_parallel import Styles
-from minidist.core.parallel.tensor import layers
-from minidist.core.parallel.tensor.layers import RowParallelLinear, copy_to_tensor_parallel_region
-from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead
+from minidist.core.parallel.tensor_parallel import (
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+    copy_to_tensor_parallel_region,
+)
 from minidist.parallel.tensor import gathering
 from minidist.parallel.tensor.gathering import ColumnParallelLinear
 from minidist.parallel.tensor.sequence_parallel import SequenceParallel
@@ -63,7 +67,7 @@ class SequenceVocabParallelHead(VocabParallelHead):
 
 
 SPLIT: dict[Any, Any] = {
-    layers.ColumnParallelLinear: SequenceColumnParallelLinear,
+    tensor_parallel.ColumnParallelLinear: SequenceColumnParallelLinear,
     ColumnParallelLinear: SequenceColumnParallelLinear,
     RowParallelLinear: SequenceRowParallelLinear,
     VocabParallelEmbedding: SequenceVocabParallelEmbedding,

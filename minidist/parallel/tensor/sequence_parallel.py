@@ -20,8 +20,7 @@ from minidist.core.autograd import Tensor, embedding, layer_norm
 from minidist.core.base import arrays as xp
 from minidist.core.nn.layers import Embedding, LayerNorm
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.layers import copy_to_tensor_parallel_region
-from minidist.core.parallel.tensor.sharding import ShardContext
+from minidist.core.parallel.tensor_parallel import ShardContext, copy_to_tensor_parallel_region
 from minidist.nn import rms_norm
 from minidist.nn.dropout import Dropout
 from minidist.nn.norms import RMSNorm

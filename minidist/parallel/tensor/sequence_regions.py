@@ -6,7 +6,7 @@
     reduce_scatter_to_sequence_parallel_region   reduce-scatter      all-gather
 
 Activations are (batch, T, features): rows are those of the sequence, dim 1. An all-reduce is a reduce-scatter and an
-all-gather, so the last two send the same bytes as f and g (see `minidist.core.parallel.tensor.layers`). Between two
+all-gather, so the last two send the same bytes as f and g (see `minidist.core.parallel.tensor_parallel`). Between two
 regions each rank keeps 1/t of the sequence, and norms and dropout work on that.
 
 Source: Korthikanti et al., "Reducing Activation Recomputation", 2022, section 4.2.2. The functions have Megatron-LM's
@@ -25,7 +25,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import reduce_scatter
 from minidist.core.comm import Comm
-from minidist.core.parallel.tensor.layers import border, contiguous
+from minidist.core.parallel.tensor_parallel import border, contiguous
 from minidist.parallel.tensor.gathering import gather, gathered, own_part
 
 SEQUENCE = 1  # the dim of a sequence

@@ -8,7 +8,7 @@ Proved by: tests/parallel/test_tensor.py
 from typing import Any
 
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.sharding import ShardContext
+from minidist.core.parallel.tensor_parallel import ShardContext
 from minidist.parallel.weights_check import not_for
 
 

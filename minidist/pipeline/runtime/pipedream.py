@@ -32,7 +32,7 @@ from minidist.comm.communicator import CheckedComm
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.parallel.gradients import GradientReducer
+from minidist.core.parallel.data_parallel import GradientReducer
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime.reduction import Place, SharedGradients
 from minidist.core.pipeline.runtime.stages import PipelineStage

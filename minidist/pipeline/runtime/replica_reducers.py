@@ -6,7 +6,7 @@ Proved by: tests/pipeline/test_runtime.py
 from collections.abc import Mapping, Sequence
 
 from minidist.core.comm import Comm
-from minidist.core.parallel.gradients import GradientReducer
+from minidist.core.parallel.data_parallel import GradientReducer
 from minidist.core.pipeline.runtime.stages import PipelineStage
 from minidist.parallel.unused import ZerosReducer
 

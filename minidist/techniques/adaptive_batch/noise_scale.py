@@ -33,8 +33,8 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
+from minidist.core.parallel.data_parallel import Bucket, GradientReducer
 from minidist.core.parallel.dims import ParallelDims
-from minidist.core.parallel.gradients import Bucket, GradientReducer
 
 
 class Estimate(NamedTuple):

@@ -28,8 +28,8 @@ from typing import Any
 from minidist.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.nn.flat import FlatParameters
+from minidist.core.parallel.data_parallel import GradientReducer
 from minidist.core.parallel.dims import Axes
-from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.pipeline.runtime import PipelineStage
 from minidist.core.train.strategy import release_other_stages
 from minidist.core.train.task import ParallelLayout

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minidist.base.limits import MAX_COUNT
-from minidist.core.parallel.gradients import BUCKET_MEGABYTES
+from minidist.core.parallel.data_parallel import BUCKET_MEGABYTES
 from minidist.core.parallel.zero import REDUCE_BUCKET_SIZE
 from minidist.techniques import Extension, Field, Rule, Settings, without_effect
 

@@ -12,7 +12,7 @@ from minidist.base.half import named_dtype
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, PointToPoint
-from minidist.core.parallel.gradients import Bucket
+from minidist.core.parallel.data_parallel import Bucket
 from minidist.techniques.compression.error_feedback import GradientCompressor
 
 

@@ -19,7 +19,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, PointToPoint
-from minidist.core.parallel.gradients import Bucket
+from minidist.core.parallel.data_parallel import Bucket
 from minidist.parallel.compressor import Compressor
 
 

@@ -21,7 +21,7 @@ from minidist.base.limits import check_whole
 from minidist.core.base.layout import cut
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, PointToPoint
-from minidist.core.parallel.gradients import Bucket
+from minidist.core.parallel.data_parallel import Bucket
 from minidist.techniques.compression.error_feedback import GradientCompressor, wide
 
 Arrays = list[np.ndarray]

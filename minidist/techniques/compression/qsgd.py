@@ -14,7 +14,7 @@ from minidist.base.coordinates import Key, uniform
 from minidist.base.limits import check_whole
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
-from minidist.core.parallel.gradients import Bucket
+from minidist.core.parallel.data_parallel import Bucket
 from minidist.techniques.compression.error_feedback import GradientCompressor, wide
 
 MAX_LEVELS = 127  # a signed byte

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
-from minidist.core.parallel.gradients import Bucket
+from minidist.core.parallel.data_parallel import Bucket
 from minidist.techniques.compression.error_feedback import GradientCompressor, wide
 
 

@@ -14,7 +14,7 @@ from minidist.base import arrays as xp
 from minidist.base.limits import check_number
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
-from minidist.core.parallel.gradients import Bucket
+from minidist.core.parallel.data_parallel import Bucket
 from minidist.techniques.compression.error_feedback import GradientCompressor, wide
 
 

@@ -2,7 +2,7 @@
 
 A rank sends per step: 40 (P-1) B per step on P ranks.
 Equal to: one device, bit for bit.
-Lesson: 28_the_museum.
+Lesson: 28b_each_sample_once.
 
 Proved by: tests/techniques/test_data_ledger.py
 """

@@ -30,7 +30,7 @@ from minidist.core.base.errors import ShapeError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
-from minidist.core.parallel.tensor.vocabulary import vocab_range
+from minidist.core.parallel.tensor_parallel import vocab_range
 from minidist.parallel.volume import Volume
 from minidist.techniques.distillation.loss import log_softmax, teacher_rows
 

@@ -21,8 +21,8 @@ from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
+from minidist.core.parallel.data_parallel import Bucket
 from minidist.core.parallel.fsdp import FSDPUnit
-from minidist.core.parallel.gradients import Bucket
 from minidist.parallel.comm_hooks import Then, register_comm_hook
 from minidist.parallel.compressor import compress
 from minidist.parallel.shards import ranges

@@ -30,7 +30,7 @@ from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, PointToPoint
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
-from minidist.core.parallel.gradients import Bucket
+from minidist.core.parallel.data_parallel import Bucket
 from minidist.parallel.compressor import Compressor
 from minidist.techniques.pruning.schedule import SparsitySchedule, pattern_mask
 from minidist.techniques.pruning.selection import keep_largest, magnitude_keys

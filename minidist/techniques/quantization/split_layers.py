@@ -23,7 +23,7 @@ from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
+from minidist.core.parallel.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from minidist.parallel.tensor.gathering import gather_from_tensor_parallel_region
 from minidist.techniques.quantization.layers import OBSERVERS, Int8Linear, MinMaxObserver, QATLinear, replace_layers
 

@@ -80,7 +80,7 @@ def attend(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor, d
     if (kernels := xp.kernels_of(q)) is not None:
         return kernels.attention(q, k, v, o, source, drop)
     step, queries = at_once(q)
-    diagonal, ones = _diagonal(min(queries, length), q), xp.ones(length, q.dtype, q)
+    diagonal, ones = _diagonal(min(queries, length), q), xp.constant(length, 1, q)
     saved = []
     for n in range(0, batch, step):
         qn, kn, vn, on = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step]

@@ -92,7 +92,7 @@ def softmax_loss(
         exponentials = scores - largest
         picked = exponentials[own]
         xp.exp(exponentials, out=exponentials)
-        totals = exponentials @ xp.ones(classes, scores.dtype, scores)
+        totals = exponentials @ xp.constant(classes, 1, scores)
     else:
         largest, exponentials, picked, totals = _over_ranks(scores, own, words, reduce)
     losses = xp.log(totals) - picked
@@ -137,7 +137,7 @@ def _over_ranks(
 
     # [3] The sum of the exponentials; each rank adds those of its classes.
     xp.exp(exponentials, out=exponentials)
-    totals = exponentials @ xp.ones(scores.shape[1], scores.dtype, scores)
+    totals = exponentials @ xp.constant(scores.shape[1], 1, scores)
     reduce(totals, "sum")
     return largest, exponentials, picked, totals
 

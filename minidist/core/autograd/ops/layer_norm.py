@@ -45,8 +45,8 @@ def _normalized(x: xp.Array, weight: xp.Array, bias: xp.Array, eps: float) -> tu
         return kernels.layer_norm(x, weight, bias, eps)
 
     # Row means and row sums of squares are products with a vector.
-    average = _average(x)
-    normal = x - (x @ average)[..., None]
+    n = x.shape[-1]
+    normal = x - (x @ xp.constant(n, 1 / n if n else 0, x))[..., None]
     inverse = inverse_norms(normal, eps)  # 1 / standard deviation
     normal *= inverse
     y = normal * weight
@@ -69,16 +69,10 @@ def _gradient(g: xp.Array, weight: xp.Array, rows: xp.Array, inverse: xp.Array) 
     """dx = (d - mean(d) - n mean(d n)) / std, with d = g weight and n the normalised row."""
     if g.size and (kernels := xp.kernels_of(g)) is not None:
         return kernels.layer_norm_gradient(g, weight, rows, inverse)
-    average, dx = _average(g), g * weight
+    n, dx = g.shape[-1], g * weight
     along = xp.dot_rows(dx, rows)
-    along *= 1 / len(average) if len(average) else 0
-    dx -= (dx @ average)[..., None]
+    along *= 1 / n if n else 0
+    dx -= (dx @ xp.constant(n, 1 / n if n else 0, g))[..., None]
     dx -= rows * along
     dx *= inverse
     return dx
-
-
-def _average(x: xp.Array) -> xp.Array:
-    """A vector whose product with a row of x is the row's mean."""
-    n = x.shape[-1]
-    return xp.full(n, 1 / n if n else 0, x.dtype, x)

@@ -3,11 +3,29 @@
 post     a send and a receive of one (context, source, destination, tag) meet in the order of their posts, at once
          when the other side is there already
 deliver  the array is copied once, and a stream that was blocked in a wait can run again
-wait     blocks until the two have met, then advances the clock (the formulas are those of `clock`)
+wait     blocks until the two have met, then advances the clock
+
+The costs are those of the alpha-beta model, with one port in and one port out for each stream of a rank:
+
+    sender    post ──▶ depart = max(post, out_free)          out_free = depart + o + beta n
+    wire      arrival = depart + alpha + beta n
+    receiver  landed = max(arrival, in_free + o + beta n, receive posted)              in_free = landed
+              its wait ends at max(landed, now): a message that has landed costs nothing
+
+The overhead o is the part of alpha in which a port is busy with a message, however short it is. One message takes alpha
++ beta n with any o; n-1 messages into one port take n-2 times o longer. With o = 0, the default, a port handles any
+number of empty messages in no time, so a root is never a bottleneck for short arrays.
+
+Every term depends only on the order in which a stream's program posts and waits, never on the order in which a
+scheduler happens to run the ranks. So a program without wildcards has exactly one virtual time. In return, contention
+inside the network is not modelled, because it would depend on the schedule.
 
 A world that checks or records messages, or that matches receives from any rank, has a subclass (minidist/comm/sim).
 
-Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_choosers.py
+Source: Hockney, The communication challenge for MPP, Parallel Computing 20 (1994), for alpha and beta; Culler et al.,
+LogP: Towards a realistic model of parallel computation, PPoPP 1993, for the overhead.
+
+Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_clock.py, tests/comm/sim/test_choosers.py
 """
 
 from collections import deque
@@ -17,11 +35,44 @@ from typing import Any
 
 import numpy as np
 
+from minidist.core.base import hooks
 from minidist.core.base.fibers import Fiber
 from minidist.core.comm.communicator import ANY, PointToPoint, Request, Work
-from minidist.core.comm.sim.clock import LinkModel
 
 Key = tuple[str, int, int, int]  # context, source, destination (world ranks), tag: what a send and a receive must share
+
+
+@dataclass(frozen=True)
+class LinkModel:
+    """Costs of links and of computing. Defaults: 1 µs latency, 10 GB/s links, 100 GFLOP/s and 50 GB/s per rank.
+
+    alpha: seconds of latency per message. beta: seconds per byte. flops: floating-point operations per second of a
+    rank. memory_bandwidth: bytes per second of a rank. link: optional `(source, destination) -> (alpha, beta)` in world
+    ranks, for networks whose links differ (fast inside a node, slow across nodes). slowdown: optional `rank -> factor`
+    by which its computing takes longer, for machines that differ. overhead: the seconds of alpha in which the port of
+    the sender, and later that of the receiver, is busy with the message (LogP's o); from 0 to alpha. free_startup:
+    messages of purpose startup, which are sent before the first step, take no time; a dry run measures steps.
+    """
+
+    alpha: float = 1e-6
+    beta: float = 1e-10
+    flops: float = 1e11
+    memory_bandwidth: float = 5e10
+    link: Callable[[int, int], tuple[float, float]] | None = None
+    slowdown: Callable[[int], float] | None = None
+    overhead: float = 0.0
+    free_startup: bool = False
+
+    def __post_init__(self) -> None:
+        hooks.comm_checks().check_links(self)
+
+    def cost(self, source: int, destination: int) -> tuple[float, float]:
+        """Return (alpha, beta) of the link between two world ranks."""
+        return (self.alpha, self.beta) if self.link is None else self.link(source, destination)
+
+    def seconds(self, operations: list[tuple[float, float]]) -> float:
+        """Return the time of a list of operations, each (FLOPs, bytes moved): the roofline, summed."""
+        return sum(max(flops / self.flops, moved / self.memory_bandwidth) for flops, moved in operations)
 
 
 @dataclass(slots=True, eq=False)
@@ -166,7 +217,7 @@ class Matching:
         else:
             receive.array[...] = send.array
 
-        # The times of the two are those of the picture in `clock`. A synchronous send ends no earlier than its receive
+        # The times of the two are those of the picture. A synchronous send ends no earlier than its receive
         # is posted; one that is complete already was buffered.
         posted = receive.arrival
         if posted > send.end and not send.complete:
@@ -191,7 +242,7 @@ class Matching:
             request.waiter = stream
             self.block(request)
 
-        # A receive: `landed` of the picture in `clock`. The in-port takes one message after the other.
+        # A receive: `landed` of the picture. The in-port takes one message after the other.
         if request.kind == "send":
             end = request.end
         else:

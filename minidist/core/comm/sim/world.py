@@ -25,8 +25,7 @@ from minidist.core.base import hooks
 from minidist.core.base.errors import CommunicationError, DeadlockError, UsageError
 from minidist.core.base.fibers import DIRECT, FiberExit, current, spawn, throw
 from minidist.core.comm.communicator import Comm, PointToPoint, Request, Work
-from minidist.core.comm.sim.clock import LinkModel
-from minidist.core.comm.sim.matching import Matching, SimState, Stream
+from minidist.core.comm.sim.matching import LinkModel, Matching, SimState, Stream
 
 
 class Sim:

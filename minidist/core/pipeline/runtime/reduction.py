@@ -34,7 +34,7 @@ from minidist.core.base.random import fingerprint, fingerprint_number
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, PointToPoint
-from minidist.core.parallel.gradients import GradientReducer
+from minidist.core.parallel.data_parallel import GradientReducer
 from minidist.core.parallel.zero import Shard
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime.stages import PipelineStage

@@ -84,7 +84,11 @@ def exercise(name: str, check_answers: Callable[[Case, Sequence[Any]], str], **m
         par=Case(1, 4, 8),
         label=describe,
         communicates=False,
-        written_by_hand=("minidist.core.pipeline.plan", "minidist.pipeline.schedules"),
+        written_by_hand=(
+            "minidist.core.pipeline.plan",
+            "minidist.core.pipeline.schedules",
+            "minidist.pipeline.schedules",
+        ),
         hints=hints_of(globals(), name, "schedules", **more),
     )
 

@@ -70,7 +70,11 @@ EXERCISES = [
         par=Case(1, 4, 1),
         label=lambda case: f"{case.size} rank{'s' * (case.size != 1)}, offsets {_offsets_of(case)}",
         communicates=False,
-        written_by_hand=("minidist.core.pipeline.plan", "minidist.pipeline.schedules"),
+        written_by_hand=(
+            "minidist.core.pipeline.plan",
+            "minidist.core.pipeline.schedules",
+            "minidist.pipeline.schedules",
+        ),
         hints=hints_of(globals(), "19b.building_block"),
     )
 ]

@@ -14,7 +14,6 @@ Sources: Lepikhin et al., "GShard", 2020; Fedus et al., "Switch Transformers", 2
 Proved by: tests/parallel/test_expert.py
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from minidist.core.autograd import Tensor
@@ -25,8 +24,7 @@ from minidist.core.collectives import all_to_all
 from minidist.core.comm import Comm
 from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.layers import border, contiguous
-from minidist.core.parallel.tensor.sharding import ShardContext
+from minidist.core.parallel.tensor_parallel import ShardContext, border, contiguous
 
 
 class ExpertParallel:
@@ -63,13 +61,9 @@ class Exchange(Module):
 
     def forward(self, slots: Tensor) -> Tensor:
         """(experts, C, D) -> (experts / P, P C, D), or with to_experts=False back; backward does the opposite."""
-        return self.node(slots, exchange)
-
-    def node(self, slots: Tensor, send: Callable[[Comm, xp.Array, bool], xp.Array]) -> Tensor:
-        """Exchange slots with `send`: `exchange`, or another function of (comm, slots, to_experts)."""
 
         def way(comm: Comm, slots: xp.Array, why: str) -> xp.Array:
-            return send(comm, slots, self.to_experts == (why == "tensor_forward"))
+            return exchange(comm, slots, self.to_experts == (why == "tensor_forward"))
 
         return border("exchange_slots", slots, self.comm, way, way)
 

@@ -50,7 +50,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track, watchers
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.layers import contiguous
+from minidist.core.parallel.tensor_parallel import contiguous
 
 Span = tuple[slice, int]  # rows of a rank's array, and the global chunk that they are
 

@@ -1,4 +1,4 @@
-"""Lesson 20b: layers that differ, cut into stages so that the slowest stage is as fast as possible.
+"""Lesson 20c: layers that differ, cut into stages so that the slowest stage is as fast as possible.
 
 Proved by: tests/lesson/test_exercises.py
 """
@@ -53,7 +53,7 @@ def draw_split(draw: np.random.Generator) -> Case:
 
 EXERCISES = [
     Exercise(
-        name="20b.min_max_split",
+        name="20c.min_max_split",
         arguments=lambda case, rank: (times_of(case), case.seed),
         check_answers=check_answers,
         cases=lambda: [
@@ -63,9 +63,10 @@ EXERCISES = [
         par=Case(1, 8, 4),
         label=lambda case: f"{case.size} layer{'s' * (case.size != 1)}, {case.seed} stage{'s' * (case.seed != 1)}",
         communicates=False,
+        written_by_hand=("minidist.pipeline.partition",),
         hints=hints_of(
             globals(),
-            "20b.min_max_split",
+            "20c.min_max_split",
             ends_not_sizes=lambda f: len(f.answers[0]) > 1 and f.answers[0][-1] == f.case.size != sum(f.answers[0]),
         ),
     )

@@ -1,4 +1,4 @@
-"""Our solutions of lesson 20b; they are not a part of the package."""
+"""Our solutions of lesson 20c; they are not a part of the package."""
 
 from collections.abc import Sequence
 
@@ -32,4 +32,4 @@ def min_max_split(times: Sequence[float], stages: int) -> list[int]:
     return sizes
 
 
-SOLUTIONS = {"20b.min_max_split": min_max_split}
+SOLUTIONS = {"20c.min_max_split": min_max_split}

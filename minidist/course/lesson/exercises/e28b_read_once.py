@@ -1,4 +1,4 @@
-"""Lesson 28: have all ranks together read each sample once, without sending the numbers of the samples?
+"""Lesson 28b: have all ranks together read each sample once, without sending the numbers of the samples?
 
 Proved by: tests/lesson/test_exercises.py
 """
@@ -50,7 +50,7 @@ def missed(failure: Failure, what: str) -> bool:
 
 EXERCISES = [
     Exercise(
-        name="28.read_once",
+        name="28b.read_once",
         arguments=lambda case, rank: (numbers_read(case)[rank].copy(), case.size),
         expected=lambda case: [int(kind(case) == "nothing")] * case.ranks,
         cases=cases,
@@ -60,7 +60,7 @@ EXERCISES = [
         limits=("bytes",),
         unit="sample",
         hints=hints_of(
-            globals(), "28.read_once", ranks_differ=lambda f: any(answer != f.answers[0] for answer in f.answers)
+            globals(), "28b.read_once", ranks_differ=lambda f: any(answer != f.answers[0] for answer in f.answers)
         ),
     )
 ]

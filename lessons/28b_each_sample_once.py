@@ -1,0 +1,201 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 28b Each sample once
+#
+# *20 minutes. Before it: 28.*
+#
+# ## 1 The case
+#
+# In an epoch each sample is to be read once, by whichever rank. A job dies and is resumed, and reads a
+# batch again. Another job does not tell its loaders their ranks, so that all ranks read the same
+# samples. No tensor has a wrong shape, and both losses fall. Both bugs were reported of libraries in
+# use.
+#
+# By how many percent is the last loss of the resumed job worse? And what would a check cost: a million
+# samples are read by eight ranks, and each rank describes what it has read by two numbers of 8 B, which
+# all ranks gather. How many bytes does a rank send?
+
+# %% [markdown]
+# ## 2 Predict
+#
+# Of the loss: plus for worse, minus for better. Of the bytes: each rank's numbers go to all others.
+
+# %%
+from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
+
+loss_guess = predict("last loss when a batch is read again, worse by", example=20, unit="%")
+bytes_guess = predict(
+    "bytes that a rank sends to check a million samples", example=8_000_000, unit="B"
+)
+
+# %%
+from functools import reduce
+from operator import xor
+
+import numpy as np
+
+from minidist import SimWorld, all_gather
+from minidist.course.museum import find, run_exhibit
+from minidist.job.equality.compare import compare_rank
+from minidist.techniques.data_ledger.ledger import digest
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# **Ranks add up a hash of the number of each sample that they have read, and compare the total with
+# that of the data set.** What it saves: nothing is sent whose size grows with the data. What it costs:
+# a few bytes from each rank to every other one.
+#
+# The ranks' counts and digests, gathered by four ranks round a ring. That is all that is sent:
+
+
+# %%
+def gathered(comm, samples):
+    """Each rank has read every n-th sample; returns the count and the digest of every rank."""
+    numbers = np.arange(comm.rank, samples, comm.size)
+    return all_gather(comm, np.array([numbers.size, digest(numbers)], np.uint64))
+
+
+world = SimWorld(4)
+world.run(gathered, 24)
+picture("space-time", world, "part 3 of lesson 28b", name="counts and digests")
+
+# %% [markdown]
+# ## 4 The code
+#
+# Which two numbers? The count sees that a sample is missing, not that another one was read in its
+# place. So here are three mistakes in an epoch of 24 samples, none of which changes the count:
+
+# %%
+once = np.arange(24)
+mistakes = {}
+for old, new in (([0], [23]), ([0, 3], [1, 2]), ([0, 4, 5], [1, 2, 6])):
+    mistakes[f"{old} read as {new}"] = np.concatenate([np.setdiff1d(once, old), new])
+
+# %% [markdown]
+# And three numbers by which a rank may describe what it has read. The last one is the sum of a hash of
+# each number, modulo 2^64 ([ledger.py](../minidist/techniques/data_ledger/ledger.py)):
+
+# %%
+numbers_of = {
+    "sum": lambda read: int(read.sum()),
+    "sum of squares": lambda read: int((read**2).sum()),
+    "sum of hashes": digest,
+}
+for mistake, read in mistakes.items():
+    assert read.size == once.size
+    seen = [name for name, number in numbers_of.items() if number(read) != number(once)]
+    print(f"{mistake:28} is seen by: {', '.join(seen)}")
+
+# %% [markdown]
+# Mistakes are seldom random. Two batches that are exchanged at the wrong place differ by regular
+# amounts, and sums of regular amounts cancel; those of hashes do not.
+
+# %% [markdown]
+# ## 5 Check
+#
+# The two bugs of the case are exhibits of the museum. With them the losses fall as well as without,
+# and the ledger, which compares after every step, names the sample and the ranks:
+
+# %%
+for number in ("103", "108"):
+    (exhibit,) = find(number)
+    run = run_exhibit(exhibit, tests=False)
+    right, wrong = run.right.losses[-1], run.wrong.losses[-1]
+    print(f"{number}: {exhibit.title} ({exhibit.thread})")
+    print(f"    last loss {right:.2f}, with the bug {wrong:.2f}")
+    print(f"    {run.said.split(';')[0]}")
+    assert "MismatchError" in run.said
+    if number == "103":
+        loss_guess.judge(100 * (wrong / right - 1), within=0.5)
+
+# %% [markdown]
+# The bytes of the check, for few samples and for many:
+
+# %%
+for samples in (1_000, 1_000_000):
+    world = SimWorld(8)
+    rows = world.run(gathered, samples)[0].reshape(8, 2)
+    sent = sum(world.traces[0].bytes_by_purpose().values())
+    right = rows[:, 1].sum() == np.uint64(digest(np.arange(samples)))
+    print(
+        f"{samples:9,} samples: a rank sends {sent} B; the digests add up to that of all: {right}"
+    )
+    assert right
+bytes_guess.judge(sent)
+
+# %% [markdown]
+# A job with the check trains what it trains without, and what one device trains:
+
+# %%
+verdict = SimWorld(4).run(compare_rank, small_job(dp=4, check_data=True, steps=3, global_batch=8))[
+    0
+]
+print(f"max |w_parallel - w_single| = {verdict.max_difference['weights']:g}")
+assert verdict.equal
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Combine the hashes by exclusive or instead of a sum, as is often done for sets. What is read twice
+# cancels, so over two epochs nothing is seen at all:
+
+# %%
+hashes = {sample: digest(np.array([sample])) for sample in range(24)}
+two_epochs = [*range(24)] * 2
+always_the_first = [0] * 48
+for name, read in (("each sample twice", two_epochs), ("sample 0 48 times", always_the_first)):
+    by_xor = reduce(xor, (hashes[sample] for sample in read))
+    print(f"{name}: exclusive or {by_xor}, sum {digest(np.array(read))}")
+assert reduce(xor, (hashes[sample] for sample in always_the_first)) == 0
+assert digest(np.array(two_epochs)) != digest(np.array(always_the_first))
+
+# %% [markdown]
+# ## 7 Exercise: was each sample read once?
+#
+# `numbers` are the samples that this rank has read in an epoch of `samples`. `read_once` returns 1 on
+# every rank when all ranks together have read each of 0 to `samples` - 1 once, and 0 when one was read
+# twice, or by no rank. Judged are the bytes: do not send the numbers, 16 bytes per rank are enough.
+
+
+# %%
+def read_once(comm, numbers, samples):
+    mine = np.array([numbers.size, numbers.sum()])
+    count, total = all_gather(comm, mine).reshape(-1, 2).sum(axis=0)
+    return int(count == samples and total == samples * (samples - 1) // 2)
+
+
+check("28b.read_once", read_once)
+
+# %%
+reveal("28b.read_once")
+check("28b.read_once", solution("28b.read_once"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **A count and a sum of hashes, 16 bytes from each rank, decide whether all of them together have
+#   read each sample once.** The loss does not.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 2 minidist train --dp 2 --steps 3 --check-data
+#     mpiexec -n 2 python mpi_examples/7_more/data_ledger.py
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `--check-data` | a stateful data loader's position (torchdata `StatefulDataLoader`), which is saved and not checked |
+# | a sum of hashes | an incremental multiset hash (Clarke et al. 2003) |
+#
+# All lessons are in the [index](README.md).

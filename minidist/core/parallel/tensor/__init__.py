@@ -1,6 +1,0 @@
-"""Tensor parallelism: every matrix is sharded over the ranks.
-
-layers.py              the two ways to split a product, and the borders of what is split
-vocabulary.py          embedding and loss with the vocabulary split
-sharding.py            a parameter's shard, and what a style is given
-"""
