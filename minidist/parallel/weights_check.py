@@ -21,25 +21,18 @@ from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.gpt import Attention, LanguageModel, TiedHead
 from minidist.core.nn.layers import Conv1D, Embedding, Linear
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor_parallel import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-    VocabParallelHead,
-    split_heads,
-    split_loss,
-)
+from minidist.core.parallel import tensor_parallel
 from minidist.nn.ops.in_place import sample_step
 from minidist.nn.refusals import check_module
 
 # The modules that each layer, or function of the core, splits; the head first, which is a column-parallel layer, too.
 KINDS: dict[Any, tuple[type, ...]] = {
-    VocabParallelHead: (TiedHead, Linear),
-    ColumnParallelLinear: (Linear, Conv1D),
-    RowParallelLinear: (Linear, Conv1D),
-    VocabParallelEmbedding: (Embedding,),
-    split_heads: (Attention,),
-    split_loss: (LanguageModel,),
+    tensor_parallel.VocabParallelHead: (TiedHead, Linear),
+    tensor_parallel.ColumnParallelLinear: (Linear, Conv1D),
+    tensor_parallel.RowParallelLinear: (Linear, Conv1D),
+    tensor_parallel.VocabParallelEmbedding: (Embedding,),
+    tensor_parallel.split_heads: (Attention,),
+    tensor_parallel.split_loss: (LanguageModel,),
 }
 
 
@@ -84,7 +77,7 @@ def check_plan(module: Module, plan: Mapping[str, Any]) -> None:
         for name in fnmatch.filter(parts, pattern):
             for style in styles if isinstance(styles, list) else [styles]:
                 _check_style(style.func if isinstance(style, partial) else style, parts[name], name)
-                if isinstance(style, partial) and style.func is split_loss:
+                if isinstance(style, partial) and style.func is tensor_parallel.split_loss:
                     _check_words(parts[name], style.keywords["vocab_size"])
 
 
@@ -96,12 +89,12 @@ def _check_style(style: Any, module: Any, name: str) -> None:
             if not isinstance(module, kinds):
                 raise not_for(style.__name__, module, name, kinds)
             break
-    if RowParallelLinear in known and module.activation is not None:
+    if tensor_parallel.RowParallelLinear in known and module.activation is not None:
         raise UsageError(
             f"{name} has activation {module.activation!r}, which cannot be applied to the summands of a"
             " row-parallel layer; give it ColumnParallelLinear, or take the activation out"
         )
-    if VocabParallelHead in known and getattr(module, "bias", None) is not None:
+    if tensor_parallel.VocabParallelHead in known and getattr(module, "bias", None) is not None:
         raise UsageError(f"the head {module.name!r} has a bias; a vocabulary-parallel head has none")
 
 

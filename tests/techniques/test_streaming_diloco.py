@@ -69,15 +69,6 @@ def weights(ranks, **values):
     return seen
 
 
-def test_one_fragment_without_delay_and_mixing_is_diloco():
-    """Up to rounding, as common - mean(own) is mean(common - own); a mixing of 1e-30 takes the streaming way."""
-    plain = {**OUTER, "steps": 6, "optimizer": "sgd", "lr": 0.1, "precision": "fp64"}
-    diloco, streaming = weights(3, **plain), weights(3, **plain, outer_mixing=1e-30)
-    for key, arrays in diloco.items():
-        for name, array in arrays.items():
-            np.testing.assert_allclose(streaming[key][name], array, rtol=0, atol=1e-13)
-
-
 def test_a_round_of_the_paper_by_hand():
     """Fragment 0 of 2 leaves after step 2 of 4 and is merged after step 3, whatever the rank did meanwhile."""
     lr, mu, alpha = 0.5, 0.8, 0.25

@@ -3,8 +3,7 @@
     rank 0   0F0 0F1 0B0 0B1
     rank 1   1F0 1B0 1F1 1B1          CSV: one line per rank, a comma between actions, an empty cell for an idle slot
 
-A stage is placed on the rank that computes its actions; nothing else says where it is. In DualPipe several ranks
-compute one stage, each for different micro-batches.
+A stage is placed on the rank that computes its actions; nothing else says where it is.
 
 An action is what a rank does to one micro-batch at one stage. A plan of 1,024 ranks and 4,096 micro-batches has eight
 million of them, so an action is stored as a number, and `Action` is that number with names for its three parts:
@@ -206,14 +205,11 @@ def _lower_rank(plan: Plan, rank: int, rank_of: dict[Key, int]) -> list[Item]:
     for item in plan.orders[rank]:
         complete = sorted(a.stage for a in actions_of(item) if last.get(a.stage) == a)
         result += [item, *(Action.of("REDUCE_GRAD", stage) for stage in complete)]
-        sends: list[Action] = []
         for action in actions_of(item):
-            receive, send = transfer("RECV", action, rank, rank_of), transfer("SEND", action, rank, rank_of)
+            receive = transfer("RECV", action, rank, rank_of)
             if receive is not None and (waiting := receives[receive.kind, receive.stage]):
                 result.append(waiting.pop(0))
-            if send is not None:
-                sends.append(send)
-        result += sends
+        result += filter(None, (transfer("SEND", action, rank, rank_of) for action in actions_of(item)))
     return result
 
 
