@@ -145,4 +145,5 @@ def spent(lesson: str, **layout: Any) -> None:
     name = ", ".join(f"{axis} {size}" for axis, size in layout.items()) or f"row {lesson}"
     waits = sum(plan.time.exposed.values())
     print(f"{name}: computes {plan.time.compute:.2f} s, waits for messages {waits:.2f} s", end="; ")
-    print(f"{plan.fullest.peak / 1e9:.1f} GB on each of {plan.layout.ranks} cards")
+    more = "" if plan.fits else f", {plan.fit.central / 1e9:.1f} GB with temporaries: it does not fit"
+    print(f"{plan.fullest.peak / 1e9:.1f} GB on each of {plan.layout.ranks} cards{more}")
