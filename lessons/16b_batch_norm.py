@@ -81,7 +81,7 @@ def gradient(parts, norm):
 
 
 def difference(parts, norm):
-    """The length of the difference from the gradient of the whole batch, over the length of that."""
+    """How long the difference from the gradient of the whole batch is, over the length of that."""
     whole, cut = gradient(1, norm), gradient(parts, norm)
     return float(np.linalg.norm(cut - whole) / np.linalg.norm(whole))
 
