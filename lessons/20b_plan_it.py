@@ -254,7 +254,8 @@ least = min(naive.values())
 seem_best = [layout for layout in layouts if naive[layout] < 1.001 * least]
 for layout in seem_best:
     print(
-        f"{layout}: {1e3 * naive[layout]:.2f} ms on paper, {1e3 * clock[layout]:5.2f} ms on the clock"
+        f"{layout}: {1e3 * naive[layout]:.2f} ms on paper, "
+        f"{1e3 * clock[layout]:5.2f} ms on the clock"
     )
 assert len(seem_best) == 4
 assert best in seem_best

@@ -197,7 +197,7 @@ with expect(UsageError):
 # %%
 ((_, whole),) = SimWorld(1).run(attend, "ring")
 for U in (1, 2, 4, 8, 16):
-    order = f"zigzag/{U}"  # zig-zag over the groups; inside a group of U ranks the tokens are contiguous
+    order = f"zigzag/{U}"  # zig-zag over the groups of U ranks, contiguous inside a group
     KINDS["both"] = partial(UlyssesRingAttention, ulysses=U), order
     world = SimWorld(16)
     parts = world.run(attend, "both")

@@ -103,7 +103,8 @@ right, wrong = (each.tensors[0]["gradients"] for each in (run.right, run.wrong))
 for name, gradient in right.items():
     difference, largest = np.abs(wrong[name] - gradient).max(), np.abs(gradient).max()
     print(
-        f"{name:16} max |difference| {difference:.4f}, largest entry {largest:.3f}: {difference / largest:.0%}"
+        f"{name:16} max |difference| {difference:.4f}, largest entry {largest:.3f}: "
+        f"{difference / largest:.0%}"
     )
 worse = run.wrong.losses[-1] / run.right.losses[-1] - 1
 print(
@@ -185,7 +186,8 @@ weights = np.arange(8.0)
 replica = weights.copy()
 replica[[2, 5]] = weights[[5, 2]]
 print(
-    f"sums {weights.sum():g} and {replica.sum():g}, max |difference| {np.abs(weights - replica).max():g}"
+    f"sums {weights.sum():g} and {replica.sum():g}, "
+    f"max |difference| {np.abs(weights - replica).max():g}"
 )
 assert weights.sum() == replica.sum()
 

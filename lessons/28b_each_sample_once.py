@@ -59,11 +59,10 @@ total = 0
 for rank in range(4):
     numbers = np.arange(rank, 24, 4)
     total = (total + digest(numbers)) % 2**64
-    print(
-        f"rank {rank} reads {numbers.tolist()!s:23} count {numbers.size}, digest {digest(numbers):20}"
-    )
-print(f"{'together':38} count 24, digest {total:20}")
-print(f"{'the data set':38} count 24, digest {digest(np.arange(24)):20}")
+    read = f"rank {rank} reads {numbers.tolist()}"
+    print(f"{read:36} count {numbers.size:2}, digest {digest(numbers):20}")
+print(f"{'together':36} count 24, digest {total:20}")
+print(f"{'the data set':36} count 24, digest {digest(np.arange(24)):20}")
 
 # %% [markdown]
 # The counts and digests, gathered by four ranks round a ring, are all that is sent:
