@@ -72,7 +72,7 @@ picture("lanes", second, "part 3 of lesson 11b", title="rank 0: a step of ZeRO 1
 #
 # LAMB makes the step of a layer as long as a part `lr` of the layer's weights, whatever the length
 # of Adam's update u: p -= lr |p| / |u| u. The quotient is the *trust ratio* of the layer. (The older
-# *LARS* takes the gradient g in place of u, and a factor eta: p -= lr eta |p| / |g| g.)
+# LARS takes the gradient g in place of u, and a factor eta: p -= lr eta |p| / |g| g.)
 # A layer lies on several ranks, so no rank knows its lengths: a step has two passes, the squares of
 # every layer, which are summed over the ranks by one all-reduce, and then the update with `lr` times
 # the ratio. On one device:

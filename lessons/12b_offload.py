@@ -14,7 +14,7 @@
 # ## 1 The case
 #
 # A *device* is a card that computes. It is plugged into a computer, its *host*, whose memory is much larger
-# and lies behind a *link* that is much slower than the device's memory. A device computes a step of a
+# and lies behind a link that is much slower than the device's memory. A device computes a step of a
 # network of 132,096 parameters in float32. The optimizer's state does not fit on it and lies on the
 # host: after backward every gradient crosses the link to the host, the host steps, and every new value
 # crosses back. Down and up can go at once, layer after layer.
@@ -69,7 +69,11 @@ rng = np.random.default_rng(0)
 rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 links = LinkModel(flops=5e10, memory_bandwidth=2e11)
 
+# %% [markdown]
+# The training is an ordinary one. `HostPool` is the host's memory with the link:
 
+
+# %%
 def train(comm, bandwidth=None, steps=2):
     """Returns weights and the host's pool. Without a bandwidth there is no offloading."""
     model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float32)

@@ -218,7 +218,7 @@ for weight in (0.0, 0.1):
 assert share[0.1] < 0.7 * share[0.0]
 
 # %% [markdown]
-# Without the loss the router *collapses* in the first steps: nearly all tokens choose one expert, whose 20
+# Without the loss the router collapses in the first steps: nearly all tokens choose one expert, whose 20
 # slots are not enough for 64 tokens. It spreads them as it learns, and with the loss it spreads them further.
 
 # %% [markdown]
