@@ -122,7 +122,7 @@ def row(of: Chapter) -> str:
 
 @cache
 def table(lesson: str) -> str:
-    """Return the row of a lesson and those of the two before it. Raises UsageError where the core has no such lesson."""
+    """Return the row of a lesson and the two before it. Raises UsageError for a lesson that is not one of the core."""
     lessons = [each.lesson for each in CHAPTERS]
     if lesson not in lessons:
         raise UsageError(
@@ -146,5 +146,8 @@ def spent(lesson: str, **layout: Any) -> None:
     name = ", ".join(f"{axis} {size}" for axis, size in layout.items()) or f"row {lesson}"
     waits = sum(plan.time.exposed.values())
     print(f"{name}: computes {plan.time.compute:.2f} s, waits for messages {waits:.2f} s", end="; ")
-    more = "" if plan.fits else f", {plan.fit.central / 1e9:.1f} GB with temporaries: it does not fit"
+
+    # A fullest card is without the temporaries of a layer. They are told where they decide.
+    decide = not plan.fits and plan.fullest.peak < plan.fit.machine.memory
+    more = f", {plan.fit.central / 1e9:.1f} GB with temporaries: it does not fit" if decide else ""
     print(f"{plan.fullest.peak / 1e9:.1f} GB on each of {plan.layout.ranks} cards{more}")
