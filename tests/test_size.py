@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_858,
     "comm": 6_499,
     "commands": 5_542,
-    "course": 12_861,
+    "course": 12_870,
     "core": 9_814,
     "data": 1_624,
     "debug": 9_947,
