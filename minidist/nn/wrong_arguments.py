@@ -5,6 +5,7 @@ Proved by: tests/misuse/test_arguments.py
 
 import math
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any, NoReturn
 
 from minidist.core.autograd.parameter import Parameter
@@ -50,13 +51,15 @@ def refuse_function(comm: Any, function: object) -> NoReturn:
     )
 
 
-def check_operations(comm: Any, operations: Any, seconds: Any) -> None:
-    """Raise UsageError unless `compute` can convert them to a time, and the seconds are finite and not negative."""
+def check_operations(comm: Any, operations: Any, seconds: Any) -> list[tuple[Any, Any]]:
+    """Return the operations; UsageError unless they are numbers, and the seconds are finite and not negative."""
     try:
-        for flops, nbytes in operations:
-            float(flops), float(nbytes)
-        if not 0.0 <= float(seconds) < math.inf:
+        listed = [(flops, nbytes) for flops, nbytes in operations]
+        for number in (seconds, *chain.from_iterable(listed)):
+            float(number + 0.0)  # `float` alone takes the text "1"
+        if not 0.0 <= seconds < math.inf:
             raise UsageError(f"rank {comm.rank}: compute of {seconds:g} s; it must be a finite number of at least 0")
+        return listed
     except UsageError:  # which is a ValueError, too
         raise
     except (TypeError, ValueError):
