@@ -9,17 +9,18 @@
 # %% [markdown]
 # # 00b Autograd in an hour
 #
-# *35 minutes. Before it: the chain rule, NumPy.*
+# *35 minutes. Before it: 00, the chain rule.*
 #
 # ## 1 The case
 #
-# A network shall recognise ten digits. It has never been trained, so its 10 outputs are random, and it
+# A network has to recognise ten digits. It has never been trained, so its 10 outputs are random, and it
 # gives every digit about the same probability. Its *loss* is the mean of -log(probability of the right
 # digit), with the natural logarithm. Training lowers the loss, and needs the derivative of this one
 # number with respect to every weight, thousands of them.
 #
-# How large is the loss before the first step? `forward` computes the loss, and `backward` computes all
-# the derivatives. How many operations does backward need for each operation of forward?
+# How large is the loss before the first step? The forward pass computes the loss, and the backward
+# pass computes all the derivatives. How many operations does backward need for each operation of forward?
+# A multiplication counts as one operation, and so does an addition.
 
 # %%
 import numpy as np
@@ -31,46 +32,41 @@ from minidist.course.lesson import check, expect, picture, predict, reveal, solu
 # ## 2 Predict
 #
 # For the first number: what is the probability of the right digit? For the second: a layer multiplies
-# matrices, once in forward. What does backward have to multiply for it?
+# matrices, once in forward. What does backward have to multiply for it? The network has five layers of 64
+# x 64 weights and one of 64 x 10, and the first layer needs no gradient of its input.
 
 # %%
 untrained = predict("loss of an untrained network with 10 classes", example=1.0)
-backward = predict("operations of backward for one of forward", example=1.0)
+backward = predict("operations of backward for one of forward, six layers", example=1.0)
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
 # **Forward records a graph, and backward goes through it in reverse**: it begins with the newest node,
-# and passes gradients on to older nodes. What it saves: one derives a gradient for each operation, never
-# for a whole model. What it costs: what forward has saved stays in memory until backward has used it.
+# and passes gradients on to older nodes. It saves derivations: one derives a gradient for each operation,
+# never for a whole model. It costs memory: what forward has saved stays until backward has used it.
 # Distributed training depends on this order: gradients that are complete early can be sent while
 # backward still computes (lesson 06b).
 #
-# The picture shows one training step of a small network on one rank, forward and then backward, and one
-# of a network that is three times as deep. For each layer backward computes the gradient of its input
-# *and* that of its weight. The lengths are counted operations, not seconds of this machine:
+# The picture shows the operations of one training step of that network with 32 rows: of forward, and of
+# backward's two halves, because backward computes for each layer the gradient of its input *and* that of
+# its weight. `FlopCounter` counts them. On this clock a million operations take 1 µs:
 
 
 # %%
-def step(comm, sizes):
-    model, x = MLP(sizes, dtype=np.float64), Tensor(np.ones((32, sizes[0])))
+def counted(comm):
+    model, x = MLP([64, 64, 64, 64, 64, 64, 10], dtype=np.float64), Tensor(np.ones((32, 64)))
     with FlopCounter() as counter:
-        loss = cross_entropy(model(x), np.zeros(32, dtype=int))
-        comm.compute(counter.take(), name="forward")
-        loss.backward()
-        comm.compute(counter.take(), name="backward")
-    return counter.totals
-
-
-def both(comm):
-    return step(comm, [64, 64, 10]), step(comm, [64, 64, 64, 64, 64, 64, 10])
+        cross_entropy(model(x), np.zeros(32, dtype=int)).backward()
+    operations = {kind: number for kind, (number, _) in counter.totals.items()}
+    for kind, number in operations.items():
+        comm.compute(seconds=number * 1e-12, name=kind.replace("_", " "))
+    return operations
 
 
 timed = SimWorld(1)
-((_, deep),) = timed.run(both)
-picture("lanes", timed, "part 3 of lesson 00b", title="forward and backward of two networks")
-for kind, (flops, _) in deep.items():
-    print(f"{kind:16} {flops / 1e6:6.2f} million operations")
+(operations,) = timed.run(counted)
+picture("gantt", timed, "part 3 of lesson 00b", title="1 µs is a million operations")
 
 # %% [markdown]
 # ## 4 The code
@@ -139,8 +135,8 @@ for name, tensor in (("x", x), ("W", W), ("bias", bias)):
 # %% [markdown]
 # ## 5 Check
 #
-# The loss of an untrained network, and the operations of the deep network in part 3. They are fewer than
-# two for one, because the first layer needs no gradient of its input:
+# The loss of an untrained network, and the operations of part 3. They are fewer than two for one, because
+# the first layer needs no gradient of its input:
 
 # %%
 model = MLP([20, 50, 10], dtype=np.float64, seed=1)
@@ -150,7 +146,8 @@ print(f"the logarithm of 10 is {np.log(10):.3f}")
 untrained.judge(loss, within=0.1)
 assert abs(loss - np.log(10)) < 0.3
 
-operations = {kind: flops for kind, (flops, _) in deep.items()}
+for kind, number in operations.items():
+    print(f"{kind:16} {number / 1e6:6.2f} million operations")
 in_backward = operations["input_gradient"] + operations["weight_gradient"]
 backward.judge(in_backward / operations["forward"], within=0.15)
 
@@ -180,9 +177,9 @@ print(
 assert abs(weight.grad[3, 4] - measured) < 1e-8
 
 # %% [markdown]
-# A gradient is a sum over rows, so two ranks can have some of the rows each. Each runs backward for its
-# rows, sends its gradient to the other rank, and adds what arrives. That is data parallelism (lesson
-# 06):
+# A gradient is a sum over rows, so two ranks can have some of the rows each, as in lesson 00. Each runs
+# backward for its rows, sends its gradient to the other rank, and adds what arrives; `sendrecv` sends and
+# receives in one call:
 
 
 # %%
@@ -232,6 +229,8 @@ print(f"after two backward passes without zero_grad the gradient is {ratio:.1f} 
 # The first is that of `c = a + b` with NumPy's broadcasting. Given the gradient of `c` and the shapes
 # of `a` and `b`, return the gradients of `a` and `b`. As with the bias above, a value that was
 # repeated has the sum of the gradients of its copies.
+#
+# Judged: the gradients of the library.
 
 
 # %%
@@ -242,9 +241,12 @@ def add_backward(gradient, shape_a, shape_b):
 check("00b.add_backward", add_backward)
 
 # %% [markdown]
-# The second is that of the loss: the mean over rows of -log softmax(logits)[target]. Return its gradient
-# with respect to `logits` (rows, classes). (The derivative of log(sum of exp(z)) is softmax(z).) It must
-# be right for large logits, too: `exp(1000)` is infinite.
+# The second is that of the loss: the mean over rows of -log softmax(z)[target], where z is a row of
+# `logits` (rows, classes) and softmax(z)_i = exp(z_i) / sum_j exp(z_j). Return its gradient with respect
+# to `logits`. (The derivative of log(sum_j exp(z_j)) is softmax(z).) It must be right for large logits,
+# too: `exp(1000)` is infinite.
+#
+# Judged: the gradient of the library.
 
 
 # %%
@@ -255,7 +257,7 @@ def cross_entropy_backward(logits, targets):
 check("00b.cross_entropy_backward", cross_entropy_backward)
 
 # %% [markdown]
-# The check compares with the library's gradients. Our solutions:
+# Our solutions:
 
 # %%
 for name in ("00b.add_backward", "00b.cross_entropy_backward"):
@@ -284,10 +286,8 @@ for name in ("00b.add_backward", "00b.cross_entropy_backward"):
 # | here | elsewhere |
 # |---|---|
 # | `Tensor`, `.backward()`, `.grad` | PyTorch the same; JAX `jax.grad`, `jax.vjp` (no stored `.grad`); TensorFlow `tf.GradientTape` |
-# | `Function` with `forward`, `backward` | PyTorch `torch.autograd.Function`; JAX `jax.custom_vjp` |
-# | `no_grad()` | PyTorch `torch.no_grad()` |
 # | "second backward" error | PyTorch "Trying to backward through the graph a second time"; there `retain_graph=True` |
 # | input and weight gradient apart | Megatron-LM `--delay-wgrad-compute`; zero-bubble pipelines' B and W |
 #
-# Next: [02 What a step costs](02_what_a_step_costs.ipynb). All of them are in the
+# Next: [02 What a step keeps in memory](02_what_a_step_costs.ipynb). All lessons are in the
 # [index](README.md).

@@ -7,15 +7,16 @@
 # ---
 
 # %% [markdown]
-# # 02 What a step costs
+# # 02 What a step keeps in memory
 #
 # *30 minutes. Before it: 00.*
 #
 # ## 1 The case
 #
 # A network with layers of 512, 512, 512 and 10 outputs trains on 1,024 rows of 256 numbers each, in
-# float32, with the optimizer Adam. The memory of the machine is full. Somebody suggests a quarter of
-# the rows, and SGD with momentum, which keeps one average per parameter where Adam keeps two.
+# float32, with the optimizer Adam, which keeps two running averages per parameter. The memory of the
+# machine is full. Somebody suggests a quarter of the rows, and SGD with momentum, which keeps one number
+# per parameter (lesson 02b explains both).
 #
 # How many bytes are alive at the peak then? What has to be counted?
 
@@ -53,8 +54,8 @@ peak = predict("peak with 256 rows and momentum", example=3_000_000, unit="B")
 #
 # There are **four kinds of bytes: parameters, gradients, optimizer state and activations**. An
 # *activation* is an output of a layer that forward keeps because backward needs it again. The first
-# three kinds grow with the model, and activations grow with the batch. Every technique of the later
-# lessons reduces one of the four, so one has to know which is the largest. To count them costs a
+# three kinds grow with the model, and activations grow with the batch. Many later lessons reduce one of
+# the four, so one has to know which is the largest; the others reduce time. To count the bytes costs a
 # little time, and saves guesses.
 #
 # The picture shows three steps with Adam and all 1,024 rows, on one rank. Each change of the account
@@ -118,7 +119,8 @@ print(f"no name refers to the first one: {sum(live):6,} B")
 # ## 5 Check
 #
 # The bytes at the peak, by purpose, and a formula for each. In float32 a parameter takes 4 B, its
-# gradient 4 B, and Adam's two averages 8 B. An activation takes 4 B per output and row.
+# gradient 4 B, and Adam's two averages 8 B. In this network an activation takes 4 B per output and row,
+# because a layer and its ReLU are one operation, which keeps one array.
 
 # %%
 formula = {
@@ -135,8 +137,8 @@ for purpose, nbytes in account.at_peak.items():
     assert nbytes == formula[purpose]
 
 # %% [markdown]
-# The job of the case has the same purposes, with one average in place of two, and a quarter of the
-# rows in the formulas that count rows:
+# The job of the case has the same purposes, with one array in place of two averages, and a quarter of
+# the rows in the formulas that count rows:
 
 
 # %%
@@ -178,7 +180,7 @@ for name, parameters in (
     ("175 billion", 175e9),
 ):
     size = parameters / 1e9
-    print(f"{name:12} {16 * size:7,.0f} GB with 16 B per parameter, {18 * size:7,.0f} GB with 18 B")
+    print(f"{name:12} {16 * size:7,.1f} GB with 16 B per parameter, {18 * size:7,.1f} GB with 18 B")
 
 
 # %% [markdown]
@@ -212,7 +214,7 @@ picture("memory", world, "part 6 of lesson 02", name="a graph for each batch")
 
 # %% [markdown]
 # Mend it without `no_grad()`: what must the list keep in place of each loss? Change the line with
-# `losses.append`, and run the cell again.
+# `losses.append` and the line below it, and run the cell again.
 
 # %% [markdown]
 # ## 7 Exercise: free in the right order
@@ -223,8 +225,10 @@ picture("memory", world, "part 6 of lesson 02", name="a graph for each batch")
 #
 # Write a step of SGD for layers y = x W. A layer has `forward(x)`, `weight_gradient(x, g)`,
 # `input_gradient(g)` and `update(weight_gradient)`; g is the gradient of its output, and
-# `loss_gradient(y)` gives the first one. As few bytes as possible may be alive at the peak: every
-# array is counted until your function lets go of it.
+# `loss_gradient(y)` gives the first one. `input_gradient` has to run before `update`, because it uses the
+# weight of forward. Every array is counted as long as your function refers to it.
+#
+# Judged: the weights after the step; bytes alive at the peak (par).
 
 
 # %%
@@ -254,8 +258,8 @@ check("02.free_in_order", solution("02.free_in_order"))
 # ## 8 Takeaway
 #
 # - A step holds **parameters + gradients + optimizer state + activations**. With Adam in float32 they
-#   take **16 B per parameter, and 4 B per row for each output of each layer**. ZeRO (lessons 11 and
-#   12) divides the first three among ranks, and recomputation (lesson 10) reduces the last.
+#   take **16 B per parameter, and in this network 4 B per row for each output of each layer**. ZeRO
+#   (lessons 11 and 12) divides the first three among ranks, and recomputation (lesson 10) reduces the last.
 # - The peak lies at the start of backward, when everything is alive at once. An array is freed with
 #   its last reference, so the order of the steps and the names that refer to arrays decide.
 
@@ -288,4 +292,4 @@ story("02")
 # | `no_grad()` | PyTorch `torch.no_grad`, `torch.inference_mode` |
 #
 # Next: [03 Send, receive, deadlock](03_send_receive_deadlock.ipynb). Side room:
-# [02b From SGD to Adam](02b_from_sgd_to_adam.ipynb). All of them are in the [index](README.md).
+# [02b From SGD to Adam](02b_from_sgd_to_adam.ipynb). All lessons are in the [index](README.md).

@@ -34,7 +34,8 @@ import numpy as np
 
 from minidist import LinkModel, SimWorld, all_reduce
 from minidist.collectives.auto import fastest
-from minidist.course.lesson import check, picture, predict, reveal, solution
+from minidist.course.lesson import check, predict, reveal, solution
+from minidist.report import draw, show
 
 # %% [markdown]
 # ## 2 Predict
@@ -56,12 +57,13 @@ guess = {
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Send most of the bytes over the fast links**: first inside each machine, then between machines. What
-# it saves: with L ranks per machine, a rank sends only an L-th of the array over the slow links, as its
-# part of a sum. What it costs: three phases one after the other, and the program has to know which
-# ranks share a machine.
+# **Send most of the bytes over the fast links**: first inside each machine, then between machines. It
+# saves bytes on the slow links: with two machines of L ranks, a rank sends only an L-th of the array
+# over them. It costs three phases one after the other, and the program has to know which ranks share a
+# machine.
 #
-# The pictures show how many bytes each rank sends to each other one in the three ways:
+# The pictures show how many bytes each rank sends to each other one in the three ways. Black lines
+# separate the machines; in the second picture ranks on the same machine have no common block.
 
 # %%
 SIZE = 125_000  # numbers of 8 B
@@ -81,6 +83,14 @@ def summed(comm, algorithm):
     return all_reduce(comm, np.arange(SIZE) + 1000.0 * comm.rank, algorithm=algorithm)
 
 
+def drawn(world, name, alternating):
+    figure = draw("bytes-matrix", world.traces, {"command": "part 3 of lesson 05b", "name": name})
+    if not alternating:
+        figure.axes[0].axvline(3.5, color="black")
+        figure.axes[0].axhline(3.5, color="black")
+    return figure
+
+
 runs = {}
 for name, algorithm, alternating in (
     ("ring", "ring", False),
@@ -90,7 +100,7 @@ for name, algorithm, alternating in (
     world = SimWorld(8, links=network(alternating))
     results = world.run(summed, algorithm)
     runs[name] = (world, alternating, results)
-    picture("bytes-matrix", world, "part 3 of lesson 05b", name=name)
+    show(drawn(world, name, alternating))
 
 # %% [markdown]
 # ## 4 The code
@@ -122,12 +132,15 @@ print("equal to one device:", np.array_equal(small[5], 8 * np.arange(16.0) + 28)
 
 # %% [markdown]
 # The library's version ([two_level.py](../minidist/collectives/two_level.py)) also takes machines of
-# unequal size. It asks the world which ranks are joined by the fastest links; under MPI these are the
-# processes of one host.
+# unequal size. Inside a machine it sends round a ring, as the picture shows, in place of straight to
+# the partner: the same bytes. It asks the world which ranks are joined by the fastest links; under MPI
+# these are the processes of one host.
 #
 # ## 5 Check
 #
-# Counted from the messages of each run, between ranks on different machines:
+# The bytes are counted from the messages between ranks on different machines. The clock gives each pair
+# of ranks a separate link. Machines usually share one network card among their ranks. Then the bytes
+# that leave a machine follow one another, at 2 ns each, and take the second time:
 
 
 # %%
@@ -140,16 +153,33 @@ def between_machines(world, alternating):
     )
 
 
+def through_one_card(crossing):
+    """Return the ms for half of these bytes; the other half goes in the other direction."""
+    return 1e3 * crossing / 2 * SLOW[1]
+
+
 single = 8 * np.arange(SIZE) + 1000.0 * 28
 for name, (world, alternating, results) in runs.items():
-    guess[name].judge(between_machines(world, alternating), within=0.05)
+    crossing = between_machines(world, alternating)
+    guess[name].judge(crossing, within=0.05)
     off = max(np.abs(result - single).max() for result in results)
-    print(f"  {1e3 * world.end_time:.2f} ms; max |parallel - single| = {off:g}")
+    print(f"  a link for each pair {1e3 * world.end_time:.2f} ms", end=", ")
+    print(f"one card {through_one_card(crossing):.2f} ms; max |parallel - single| = {off:g}")
+    assert off == 0
+
+world = SimWorld(8, links=network(False))
+world.run(summed, "recursive_doubling")
+crossing = between_machines(world, False)
+print(f"recursive doubling: {crossing:,} B between the machines")
+print(f"  a link for each pair {1e3 * world.end_time:.2f} ms", end=", ")
+print(f"one card {through_one_card(crossing):.2f} ms")
 
 # %% [markdown]
-# A step of a ring takes the time of its slowest link, so the first two times are nearly equal. Two
-# levels send less over the slow links, but in three phases, so they are slower for a short array.
-# `algorithm="auto"` compares all algorithms on the virtual clock:
+# With a link for each pair a step of a ring takes the time of its slowest link, so the first two rings
+# take nearly equal times. Through one card the bytes decide, and the alternating ring takes four times
+# as long as the other one. Two levels are the fastest in both. They have three phases, so they are
+# slower for a short array. `algorithm="auto"` compares all algorithms on the virtual clock, with a link
+# for each pair:
 
 # %%
 for nbytes in (8, 2**12, 2**20, 2**26):
@@ -181,7 +211,8 @@ for nodes in ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2, 4, 6], [1, 3, 5, 7]]):
 #
 # Where a program must use a ring, its order decides. `nodes[r]` is the machine of rank r. Return all
 # ranks in an order in which a ring visits them, so that as few of its links as possible join
-# different machines. The last rank of the order sends to the first.
+# different machines. The last rank of the order sends to the first. Judged: each rank once, and no
+# more such links than necessary. The last lines print what your order makes of the alternating ring.
 
 
 # %%
@@ -190,6 +221,12 @@ def ring_order(nodes):
 
 
 check("05b.ring_order", ring_order)
+
+nodes = [0, 1] * 4
+order = list(ring_order(nodes))
+links = sum(nodes[order[i - 1]] != nodes[order[i]] for i in range(8))
+ms = through_one_card(links * 2 * 7 / 8 * 8 * SIZE)
+print(f"alternating ranks: {links} links join the machines, {ms:.2f} ms through one card")
 
 # %%
 reveal("05b.ring_order")
@@ -216,5 +253,5 @@ check("05b.ring_order", solution("05b.ring_order"))
 # | `comm.split(colour)` | MPI `MPI_Comm_split`, `MPI_Comm_split_type(MPI_COMM_TYPE_SHARED)`; PyTorch `dist.new_group`, `init_device_mesh` |
 # | the order of ranks | MPI `--map-by`, `--rankfile`; NCCL finds rings from the topology of the machine; `MPI_Cart_create(reorder=1)` |
 #
-# Next: [06 Data parallel is one big batch](06_data_parallel_is_one_big_batch.ipynb). All of them
-# are in the [index](README.md).
+# Next: [06 Data parallel is one big batch](06_data_parallel_is_one_big_batch.ipynb). All
+# lessons are in the [index](README.md).

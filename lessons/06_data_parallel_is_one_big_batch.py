@@ -44,9 +44,9 @@ share = predict("bytes that leave a rank in a step, as a part of the model's", e
 #
 # Train on n ranks so that **every weight after every step is what one device with the whole batch
 # would have**. Each rank holds the whole model, a *replica*, and takes a part of the rows, its
-# *shard*; the gradients are summed with an all-reduce. What it saves: time, as each rank computes on
-# 1/n of the rows. What it costs: the gradients travel in every step, and each rank holds the whole
-# model.
+# *shard*; the gradients are summed with an all-reduce. It saves time, as each rank computes on 1/n of
+# the rows. It costs messages, because the gradients travel in every step, and each rank holds the
+# whole model.
 #
 # The example has eight rows of 16 numbers, four classes, and an ordinary training loop. Two lines of
 # it depend on the other ranks: the loss is divided by the rows of *all* ranks, and the gradients are
@@ -84,7 +84,9 @@ def train(comm, shards, steps=20, divisor=8):
 
 
 # %% [markdown]
-# One step on two ranks: 5 rows take longer than 3, so rank 1 waits before the gradients go round.
+# One step on two ranks: 5 rows take longer than 3, so rank 1 waits. Its first message leaves at 9 µs,
+# is delivered after 1.3 µs, and is received when rank 0 has computed, at 15 µs: there the arrow ends.
+# Then rank 0 waits too, for the second half of the sum.
 
 # %%
 world = SimWorld(2)
@@ -166,7 +168,8 @@ header["command"] = "part 5 of lesson 06"
 show(draw("loss", [], header))
 
 # %% [markdown]
-# The bytes, counted from the messages of a step on four ranks, with the ring's formula:
+# The bytes, counted from the messages of a step on four ranks. A model of Ψ parameters has Ψ gradients,
+# and the ring sends 2 (n-1)/n Ψ numbers from each rank:
 
 # %%
 world = SimWorld(4)
@@ -178,16 +181,13 @@ print(
 share.judge(sent / size, within=0.02)
 
 # %% [markdown]
-# With n ranks the batch can be n times as large, and then a larger learning rate is needed: lesson
-# [10b](10b_batch_size_and_noise.ipynb) says how much larger.
-#
 # ## 6 Break it
 #
 # In PyTorch a loss is by default the mean over the rank's rows, and the wrapper averages the ranks'
 # gradients: together they make a mean of means. For equal shards it is right. For shards of 5 and 3
 # it trains *another* problem, in which each of the 3 rows counts more than each of the 5. A mean of
-# means divides a rank's losses by the rank's rows, times the number of ranks. The loss falls as well
-# as before:
+# means divides a rank's losses by the rank's rows, times the number of ranks. The losses do not show
+# the bug:
 
 
 # %%
@@ -199,7 +199,8 @@ def mean_of_means(comm, shards):
 for counts in ((4, 4), (5, 3)):
     header = compare(SimWorld(2).run(mean_of_means, shards(*counts)), single)
     off = max(header["max_difference"])
-    print(f"mean of means, shards {counts}: max |w_parallel - w_single| = {off:.1e}")
+    print(f"mean of means, shards {counts}: max |w_parallel - w_single| = {off:.1e}", end="; ")
+    print(f"last loss {header['losses'][-1]:.3f}, on one device {single[0][0][-1]:.3f}")
 assert off > 0.01
 header["title"] = "shards (5, 3), mean of means"
 header["command"] = "part 6 of lesson 06"
@@ -208,8 +209,8 @@ show(draw("loss", [], header))
 # %% [markdown]
 # Do shards of 7 and 1 end further off? Change the last pair, and run the cell again.
 #
-# The mean of means is a common bug: between 2024 and 2026 users reported it to seven projects (lesson
-# 28 counts them). In minidist a loss records over how many rows it is a mean, and the messages of the
+# The mean of means is a common bug: between 2024 and 2026 users reported it to seven projects
+# ([the list](../minidist/course/museum/catalogue.toml), exhibit 1a). In minidist a loss records over how many rows it is a mean, and the messages of the
 # gradients carry that number. The ranks compare the numbers, so such a job ends in its first step:
 
 # %%
@@ -219,15 +220,16 @@ with expect(MismatchError):
     SimWorld(2).run(wrapped, shards(5, 3), reduction="mean", divisor=None)
 
 # %% [markdown]
-# Another common bug is that of lesson 00, no all-reduce at all. With a wrapper one word is enough: the
-# loop calls `model(x)` in place of `parallel(x)`.
+# Another common bug is that of lesson 00, no all-reduce at all. In PyTorch one word is enough: the loop
+# calls `model(x)` in place of `parallel(x)`, and the wrapper sums nothing. (minidist sums all the same.)
 
 # %% [markdown]
 # ## 7 Exercise: a weighted average
 #
 # Rank r has `gradient`, the mean over its `count` rows (or over its tokens that are not masked).
 # Return the mean over the rows of all ranks, the same on every rank. A rank may have no rows: then
-# its mean is `nan`. One call of `all_reduce` is enough.
+# its mean is `nan`. One call of `all_reduce` is enough. Judged: the means;
+# bytes, messages and time are only printed.
 
 
 # %%
@@ -246,14 +248,13 @@ check("06.weighted_average", solution("06.weighted_average"))
 #
 # - Data parallel training equals training with one big batch when the replicas start equal, **every**
 #   gradient is summed, and the divisor is the number of rows of **all** ranks: g = sum over ranks of
-#   (count_r / total) mean_r.
+#   (count_r / total) mean_r. With a larger batch a larger learning rate can be used (lesson
+#   [10b](10b_batch_size_and_noise.ipynb)).
 # - It sends **2 (n-1)/n Ψ** numbers from each rank in a step for a model of Ψ parameters, however
 #   large the batch is.
 
 # %% [markdown]
-# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row:
+# The job so far:
 
 # %%
 story("06")
@@ -262,7 +263,8 @@ story("06")
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 python mpi_examples/2_data_parallel/data_parallel_gpt.py
-#     mpiexec -n 3 python mpi_examples/library_in_200_lines.py
+#     mpiexec -n 3 python mpi_examples/first_steps.py
+#     mpiexec -n 3 python mpi_examples/library_in_200_lines.py      # and the methods of lessons 12 and 17
 
 # %% [markdown]
 # ## 10 What others call it
@@ -271,8 +273,6 @@ story("06")
 # |---|---|
 # | `DistributedDataParallel(model, comm)` | PyTorch `DistributedDataParallel`; Horovod `hvd.DistributedOptimizer`; DeepSpeed `"zero_optimization": {"stage": 0}`; Megatron-LM `--data-parallel-sharding-strategy no_shard` |
 # | `reduction="sum"`, `divisor=` | PyTorch averages (the hook divides by the world size); Hugging Face `average_tokens_across_devices`; Megatron-LM `--calculate-per-token-loss` |
-# | `no_sync()` | PyTorch `model.no_sync()`; Accelerate `accelerator.no_sync(model)`, `accelerator.accumulate(model)` |
-# | `bucket_cap_mb` | PyTorch `bucket_cap_mb`; DeepSpeed `reduce_bucket_size`; Megatron-LM `--ddp-bucket-size` |
 # | shards of the data | PyTorch `DistributedSampler`, `set_epoch` |
 #
 # Next: [09 Mixed precision](09_mixed_precision.ipynb). Side rooms: [06b Buckets and

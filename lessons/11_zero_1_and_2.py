@@ -29,7 +29,7 @@
 # 1 means: as much as in data parallelism. Think of what an all-reduce consists of (lesson 04).
 
 # %%
-from minidist.course.lesson import check, expect, picture, predict, reveal, solution
+from minidist.course.lesson import check, picture, predict, reveal, solution
 
 state_guess = predict("optimizer state of a rank, over data parallelism's", example=1.0)
 bytes_guess = predict("bytes that a rank sends, over data parallelism's", example=1.5)
@@ -50,7 +50,7 @@ from minidist import (
     reduce_scatter,
     report,
 )
-from minidist.course.story import story
+from minidist.course.story import spent, story
 from minidist.planning.zero_stages import model_states
 from minidist.report import show
 from minidist.report.zero_bars import zero_bars
@@ -60,9 +60,9 @@ from minidist.report.zero_bars import zero_bars
 #
 # ZeRO lets **each rank keep the state, and make the step, of 1/n of the parameters**, and then
 # gathers the new parameters on every rank. What it saves: 12 of 16 bytes per parameter become 12/n
-# (stage 1); stage 2 divides the gradient too. What it costs: **nothing but padding more than data
-# parallelism**, as an all-reduce is a reduce-scatter and an all-gather anyway. (The flat parameters
-# are padded so that n ranks can share them equally.)
+# (stage 1); stage 2 divides the gradient too. What it costs: **stage 1 nothing but padding**, as an
+# all-reduce is a reduce-scatter and an all-gather anyway; **stage 2 a reduction of every micro-batch**,
+# as no rank keeps a whole gradient in which micro-batches (lesson 10) could be added up.
 #
 # What one rank of 8 holds of the 7.5 billion parameters. Stage 3 is lesson 12.
 
@@ -123,9 +123,10 @@ print(f"each rank with a quarter of the momentum: max |toy - single| = {off:.0e}
 assert off < 1e-12
 
 # %% [markdown]
-# The library's version pads the flat parameters to a multiple of n and cuts them into n equal shards, with no
-# regard to where a parameter ends, and the gradients travel in buckets to the owners of their elements
-# ([zero.py](../minidist/core/parallel/zero.py)).
+# The library cuts the flat parameters into n equal shards, with no regard to where a parameter ends, and the
+# gradients travel in buckets to the owners of their elements
+# ([zero.py](../minidist/core/parallel/zero.py)). It pads to a multiple of 1,024 n: the norm of a gradient is
+# summed in blocks of 1,024 numbers, and so each block is whole on one rank.
 
 # %% [markdown]
 # ## 5 Check
@@ -179,8 +180,10 @@ def train(comm, stage, steps=3, dtype=np.float32):
 
 
 # %% [markdown]
-# One step of stage 1 on two ranks, with rank 0's weights on their way first. Then backward sends gradients
-# to their owners, each rank steps its half, and the parameters are gathered:
+# One step of stage 1 on two ranks. First rank 0's weights travel, after 16 B that say what comes. In
+# backward the gradients go to their owners, in a stream that runs beside the computing: the rows "its
+# stream". A bucket whose elements all belong to one rank sends 0 B to the other. Then each rank steps its
+# half, and the parameters are gathered:
 
 # %%
 world = SimWorld(2, links=LinkModel(alpha=2e-5, beta=2e-9, flops=2e9, memory_bandwidth=4e9))
@@ -206,14 +209,15 @@ bytes_guess.judge(sum(sent[1].values()) / sum(sent[0].values()), within=0.05)
 
 # %% [markdown]
 # The reduce-scatter and the gather each send half of what the all-reduce sends. Why not exactly 1/4 and 1?
-# Here the padding is 1 % (in a large model it is nothing). With Ψ bytes of padded parameters:
+# Here the padding is 1 % (in a large model it is nothing). With Ψ padded parameters of 4 B:
 
 # %%
 numel = sum(parameter.size for parameter in MLP([64, 256, 256, 10]).parameters())
-psi = 4 * 1024 * RANKS * -(-numel // (1024 * RANKS))
-state, traffic = 2 * psi // RANKS, 2 * (RANKS - 1) * psi // RANKS
-print(f"Ψ = {psi:,} B, without padding {4 * numel:,} B: {psi / (4 * numel) - 1:.1%} more")
-print(f"Adam's state, 2 Ψ / n = {state:,} B; sent, 2 (n-1)/n Ψ = {traffic:,} B")
+unit = 1024 * RANKS  # a block of the norm on each rank
+psi = unit * -(-numel // unit)
+state, traffic = 4 * 2 * psi // RANKS, 4 * 2 * (RANKS - 1) * psi // RANKS
+print(f"Ψ = {psi:,}, without padding {numel:,}: {psi / numel - 1:.1%} more")
+print(f"Adam's state, 2 Ψ / n, is {state:,} B; sent, 2 (n-1)/n Ψ, are {traffic:,} B")
 assert held[1]["optimizer"] == held[2]["optimizer"] == state
 assert sum(sent[1].values()) == sum(sent[2].values()) == traffic
 
@@ -256,35 +260,49 @@ def clipped(comm, right):
         zero.clip_grad_norm_(0.1)
     else:  # the shard's own norm
         zero.shard.grad[...] *= min(1.0, 0.1 / np.linalg.norm(zero.shard.grad))
-    squares = np.array([np.sum(zero.shard.grad.astype(np.float64) ** 2)])
-    return float(np.sqrt(all_reduce(comm, squares)[0]))
+    return zero.shard.grad.copy()
 
 
 # %% [markdown]
-# The norm of the whole gradient after clipping to 0.1, both ways:
+# The shards of four ranks, put together after clipping to 0.1. The cosine compares the direction with the
+# right one, for which it is 1:
 
 # %%
-for right, way in ((True, "the whole norm"), (False, "the norm of the shard")):
-    norm = SimWorld(4).run(clipped, right)[0]
-    print(f"clipped to 0.1 by {way:21}: the gradient's norm is {norm:.3f}")
+right, wrong = (np.concatenate(SimWorld(4).run(clipped, way)) for way in (True, False))
+for name, gradient in (("the whole norm", right), ("the norm of the shard", wrong)):
+    norm = np.linalg.norm(gradient)
+    cosine = gradient @ right / (norm * np.linalg.norm(right))
+    print(f"clipped to 0.1 by {name:21}: norm {norm:.3f}, cosine {cosine:.3f}")
 assert norm > 0.11
+assert cosine < 0.99
 
 # %% [markdown]
-# Stage 2 has no whole gradient in which several micro-batches could be added up (lesson 10), so it reduces
-# every one of them. A program that wants to wait for the last one gets an error:
+# Now four micro-batches. In stage 1 all but the last backward pass stand in `no_sync`, which adds up and
+# sends nothing. Stage 2 refuses `no_sync`, and reduces every one of them:
 
 # %%
-from minidist import UsageError
+from contextlib import nullcontext
 
 
-def accumulates(comm):
-    zero = ZeroOptimizer(MLP([64, 256, 10]), Adam, comm=comm, stage=2)
-    with zero.no_sync():
-        pass
+def accumulated(comm, stage):
+    model = MLP([64, 256, 256, 10])
+    zero = ZeroOptimizer(model, Adam, comm=comm, stage=stage, reduction="sum")
+    for row in range(4 * comm.rank, 4 * comm.rank + 4):
+        waits = stage == 1 and row % 4 < 3
+        with zero.no_sync() if waits else nullcontext():
+            outputs = model(Tensor(rows[row : row + 1].astype(np.float32)))
+            cross_entropy(outputs, targets[row : row + 1], divisor=16).backward()
+    zero.step()
 
 
-with expect(UsageError):
-    SimWorld(2).run(accumulates)
+total = {}
+for stage in (1, 2):
+    world = SimWorld(4)
+    world.run(accumulated, stage)
+    purposes = world.traces[0].bytes_by_purpose()
+    total[stage] = purposes["gradient_reduce"] + purposes["parameter_gather"]
+    print(f"4 micro-batches, stage {stage}: {total[stage]:,} B")
+assert total[2] == 5 * total[1] // 2  # k + 1 over 2
 
 # %% [markdown]
 # ## 7 Exercise: a step on a flat partition
@@ -312,19 +330,22 @@ check("11.zero_step", solution("11.zero_step"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **reduce-scatter gradients, step 1/n, all-gather parameters**: the bytes of data parallelism, 2
-#   (n-1)/n Ψ, for Ψ padded to a multiple of n, and its bits.
-# - A parameter costs 2 + 2 + 12 B; with **stage 1: 4 + 12/n, with stage 2: 2 + 14/n**. (In part 5
-#   stage 1 has 2/n more: the whole gradient, and the sum of its shard.) Activations are not touched.
+# - **reduce-scatter gradients, step 1/n, all-gather parameters**: stage 1 sends the 2 (n-1)/n Ψ numbers
+#   of data parallelism, and **stage 2 with k micro-batches (k + 1) (n-1)/n Ψ**.
+# - A parameter costs 2 + 2 + 12 B; with **stage 1: 4 + 12/n, with stage 2: 2 + 14/n**. Activations are
+#   not touched.
 
 # %% [markdown]
-# Row 11 has no recomputation any more, as the memory suffices: that, and not ZeRO, makes it faster than
-# row 10. The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row:
+# added up in float32 (4 B) and 12 B for Adam in every row. Row 11 is stage 2. It is faster than row 10
+# because it computes no activations again, and slower than row 06 because it reduces each of 64
+# micro-batches:
 
 # %%
 story("11")
+spent("06")
+spent("11")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

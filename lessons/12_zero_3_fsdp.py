@@ -20,8 +20,8 @@
 # the other three quarters are dropped again; in forward, and once more in backward. In backward its
 # gradient is then reduce-scattered.
 #
-# In data parallelism a rank sends 2 (n-1)/n of the model's bytes Ψ in a step. How much does it send
-# here? A gather takes time, so let it start one layer ahead, while the layer before computes. How
+# For a model of Ψ parameters a rank sends 2 (n-1)/n Ψ numbers in a step of data parallelism. How many does
+# it send here? A gather takes time, so let it start one layer ahead, while the layer before computes. How
 # many whole layers are in memory at the peak then?
 
 # %% [markdown]
@@ -32,7 +32,7 @@
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, solution
 
-traffic_guess = predict("bytes that a rank sends in a step, over (n-1)/n Ψ", example=2)
+traffic_guess = predict("numbers that a rank sends in a step, over (n-1)/n Ψ", example=2)
 layers_guess = predict("whole layers at the peak, with one layer gathered ahead", example=1)
 
 # %%
@@ -43,7 +43,7 @@ from minidist.base.memory import account_memory
 from minidist.base.trace_file import only_steps
 from minidist.base.traces import SpanEvent
 from minidist.collectives import all_gather, reduce_scatter
-from minidist.course.story import story
+from minidist.course.story import spent, story
 from minidist.report import show, step
 
 # %% [markdown]
@@ -52,7 +52,7 @@ from minidist.report import show, step
 # Keep only 1/n of the *parameters* too. **A layer's weights are gathered just before it computes
 # and dropped right after**, so everything that grows with the model is divided by n. What it saves:
 # with Adam in mixed precision 16 B per parameter become 16/n. What it costs: more bytes on the
-# links, and waiting for them unless the next gather runs while a layer computes.
+# links, for every micro-batch, and waiting for them unless the next gather runs while a layer computes.
 #
 # One gather, message by message: before it each rank has 2 of 8 weights, after it all of them. They are
 # dropped again when the layer has computed.
@@ -137,45 +137,51 @@ rng = np.random.default_rng(0)
 rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 
 
-def sharded(comm, dtype, *, prefetch=1, reshard=True, units=True):
+def sharded(comm, dtype, *, prefetch=1, units=True):
     """The model with its layers as units; units=False: the whole model is one unit."""
     model = MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)
     options = {"mesh": comm, "prefetch": prefetch, "reduction": "sum"}
     for layer in model.layers if units else []:
-        fully_shard(layer, reshard_after_forward=reshard, **options)
+        fully_shard(layer, **options)
     return fully_shard(model, **options)
 
 
 # %% [markdown]
-# The loop is an ordinary one, and so is the optimizer, which sees only this rank's shards. The trace
-# gets a mark for each step, so that a picture can show one of them:
+# A step is an ordinary one, and so is the optimizer, which sees only this rank's shards:
+
+
+# %%
+def one_step(comm, model, optimizer, dtype):
+    mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
+    for shard in shards_of(model):
+        shard.zero_grad()
+    with FlopCounter() as counter:
+        x = Tensor(rows[mine].astype(dtype))
+        cross_entropy(model(x), targets[mine], divisor=ROWS).backward()
+        comm.compute(counter.take(), name="backward")
+        optimizer.step()
+
+
+# %% [markdown]
+# Each step leaves a mark in the trace, so that a picture can show one of them. At the end the shards are
+# gathered, for the comparison with one device:
 
 
 # %%
 def train(comm, steps=3, dtype=np.float32, **options):
     """Returns weights, account and what is alive between two steps."""
-    mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
-    with account_memory(timeline=True) as account, FlopCounter() as counter:
+    with account_memory(timeline=True) as account:
         model = sharded(comm, dtype, **options)
         optimizer = Adam(sharded_parameters(model), lr=1e-3)
         for number in range(steps):
             began = comm.time()
-            for shard in shards_of(model):
-                shard.zero_grad()
-            x = Tensor(rows[mine].astype(dtype))
-            cross_entropy(model(x), targets[mine], divisor=ROWS).backward()
-            comm.compute(counter.take(), name="backward")
-            optimizer.step()
+            one_step(comm, model, optimizer, dtype)
             mark = SpanEvent(comm.rank, "main", f"step {number}", began, comm.time(), "step")
             comm.trace.add_span(mark)
         held = dict(account.by_purpose)
     comm.trace.memory = [(0.0, live) for live in account.history()]
-    return np.concatenate([whole(s, comm) for s in shards_of(model)]), account, held
-
-
-def whole(shard, comm):
-    """All shards of a layer, for the comparison."""
-    return all_gather(comm, shard.data.copy())[: shard.flat.numel]
+    layers = [all_gather(comm, s.data.copy())[: s.flat.numel] for s in shards_of(model)]
+    return np.concatenate(layers), account, held
 
 
 # %% [markdown]
@@ -197,14 +203,20 @@ for prefetch in (0, 1):
 # The time of that step, and the whole layers at the peak. The second layer ahead takes memory and gains
 # nothing here: one gather is hidden as soon as it takes no longer than the computation of one layer.
 
+
 # %%
+def seconds(traces):
+    """The step, as in the pictures: from the first rank's start to the end on rank 0."""
+    began = min(span.start for trace in traces for span in trace.spans)
+    return max(span.end for span in traces[0].spans) - began
+
+
 peaks = {}
 for prefetch, (traces, account) in runs.items():
-    # The step, as in the pictures: from the first rank's start to the end on rank 0.
-    began = min(span.start for trace in traces for span in trace.spans)
-    seconds = max(span.end for span in traces[0].spans) - began
     peaks[prefetch] = account.peak_by_purpose["unsharded"] // LAYER
-    print(f"prefetch {prefetch}: {seconds * 1e6:,.0f} µs, {peaks[prefetch]} of 8 layers whole")
+    print(
+        f"prefetch {prefetch}: {seconds(traces) * 1e6:,.0f} µs, {peaks[prefetch]} of 8 layers whole"
+    )
 layers_guess.judge(peaks[1])
 
 # %% [markdown]
@@ -212,10 +224,10 @@ layers_guess.judge(peaks[1])
 # gradient is reduce-scattered once:
 
 # %%
-psi = LAYERS * LAYER
+psi = LAYERS * WIDTH * WIDTH
 sent = runs[1][0][0].bytes_by_purpose()
 print(", ".join(f"{purpose} {nbytes:,} B" for purpose, nbytes in sent.items()))
-traffic_guess.judge(sum(sent.values()) / (psi * (RANKS - 1) / RANKS))
+traffic_guess.judge(sum(sent.values()) / 4 / (psi * (RANKS - 1) / RANKS))
 
 # %% [markdown]
 # Memory of three steps, without sharding (above) and with it (below), on one scale. The dark band on top is
@@ -243,7 +255,8 @@ def data_parallel(comm, steps=3, dtype=np.float32):
 
 
 # %% [markdown]
-# Both on four ranks. The states are parameters, gradients and the optimizer's averages, between two steps:
+# Both on four ranks. The states are parameters, gradients and the optimizer's averages, between two steps. At
+# the peak Adam also needs arrays to work in, as large as what it steps:
 
 # %%
 first_ranks, peak = [], {}
@@ -253,7 +266,9 @@ for title, program in (("data parallelism", data_parallel), ("fully sharded", tr
     first_ranks.append(world.traces[0])
     peak[title] = account.peak
     states = sum(held[kind] for kind in ("parameter", "gradient", "optimizer"))
-    print(f"{title}: states {states:,} B, that is {states / psi:g} Ψ; peak {account.peak:,} B")
+    work = account.peak_by_purpose["workspace"]
+    print(f"{title}: states {states:,} B, {states / psi:g} B per parameter; ", end="")
+    print(f"peak {account.peak:,} B, work arrays up to {work:,} B")
 title = "rank 0 of data parallelism, and rank 0 fully sharded"
 picture("memory", first_ranks, "part 5 of lesson 12", title=title)
 
@@ -270,31 +285,25 @@ for ranks, prefetch in ((2, 0), (3, 1), (4, 2)):
 
 # %% [markdown]
 # Where memory suffices, `reshard_after_forward=False` keeps a layer whole from forward to backward. It is
-# gathered once, and at the peak all weights are whole; gradients and optimizer state stay divided:
-
-# %%
-world = SimWorld(RANKS, links=links)
-(_, account, _), *_ = world.run(train, reshard=False)
-sent = only_steps(world.traces, 1, 2)[0].bytes_by_purpose()
-times = sum(sent.values()) / (psi * (RANKS - 1) / RANKS)
-share = account.peak / peak["data parallelism"]
-layers_whole = account.peak_by_purpose["unsharded"] // LAYER
-print(f"sent {times:g} (n-1)/n Ψ; {layers_whole} of 8 layers whole")
-print(f"peak {account.peak:,} B, {share:.0%} of data parallelism's")
-assert 0.45 < share < 0.55
+# gathered once, and at the peak all weights are whole; gradients and optimizer state stay divided.
 
 # %% [markdown]
 # ## 6 Break it
 #
 # Forget to mark the layers as units. Then the whole model is one unit: everything is gathered at once,
-# nothing is hidden, and at the peak all weights and all gradients are whole. Of what sharding saves, the
-# optimizer's state is left. It still trains, so the mistake is easy to miss:
-
+# and at the peak all weights are whole, and all gradients beside the rank's quarter. It still trains, so
+# the mistake is easy to miss:
 
 # %%
-(_, account, _), *_ = SimWorld(RANKS).run(train, units=False)
+world = SimWorld(RANKS, links=links)
+(_, account, _), *_ = world.run(train, units=False)
 peak["one unit"] = account.peak
-print(f"one unit: {account.peak_by_purpose['unsharded'] // LAYER} of 8 layers whole")
+runs["one unit"] = (only_steps(world.traces, 1, 2), account)
+for name, run in (("eight units", 1), ("one unit", "one unit")):
+    traces, account = runs[run]
+    gradients = account.peak_by_purpose["gradient"]
+    print(f"{name}: {seconds(traces) * 1e6:,.0f} µs, gradients up to {gradients:,} B, ", end="")
+    print(f"{account.peak_by_purpose['unsharded'] // LAYER} of 8 layers whole")
 print(", ".join(f"{name}: peak {nbytes:,} B" for name, nbytes in peak.items()))
 assert peak["fully sharded"] < peak["one unit"] < peak["data parallelism"]
 
@@ -325,16 +334,19 @@ check("12.prefetch", solution("12.prefetch"))
 #
 # - **Gather, compute, drop; in backward gather, compute, reduce-scatter, drop**: 16/n B per
 #   parameter, and d+1 whole layers when d are gathered ahead.
-# - It sends **3 (n-1)/n Ψ**, half more than data parallelism; one layer ahead hides it if a layer
-#   computes as long as its gather travels.
+# - It sends **3 (n-1)/n Ψ numbers per micro-batch**, where ZeRO 1 sends 2 (n-1)/n Ψ per step; one layer
+#   ahead hides it if a layer computes as long as its gather travels.
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row:
+# added up in float32 (4 B) and 12 B for Adam in every row. So row 12 has 18/n B per parameter, and in
+# each of its 64 micro-batches every weight is gathered twice and every gradient reduced once:
 
 # %%
 story("12")
+spent("11")
+spent("12")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
@@ -358,8 +370,8 @@ story("12")
 # | `persistence_threshold` | DeepSpeed `stage3_param_persistence_threshold` |
 # | a mesh (replicate, shard), `--dp-replicate` | FSDP `HYBRID_SHARD`; DeepSpeed `zero_hpz_partition_size` (secondary shards) |
 #
-# Now all weights travel twice in a step, and all gradients once. On slow links that is what limits a step, and it
-# does not become less with fewer tokens.
+# Now all weights travel twice and all gradients once in every micro-batch. On slow links that is what limits
+# a step, and it does not become less with fewer tokens in a micro-batch.
 #
 # Next: [14 Tensor parallel](14_tensor_parallel.ipynb). Side room: [12b Offload](12b_offload.ipynb).
 # All of them are in the [index](README.md).

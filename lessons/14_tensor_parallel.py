@@ -50,7 +50,7 @@ from minidist import (
     gpt_plan,
     parallelize_module,
 )
-from minidist.course.story import story
+from minidist.course.story import spent, story
 from minidist.job.equality.compare import compare_rank
 from minidist.report import show
 from minidist.report.tiles import model_tiles, tiles_figure
@@ -60,13 +60,15 @@ from minidist.report.tiles import model_tiles, tiles_figure
 #
 # Train a layer whose matrices do not fit on one rank: **cut the first matrix into columns and the
 # second into rows, and one all-reduce each way is the only communication.** What it saves:
-# parameters, gradients, optimizer state and the inner activations are divided by t. What it costs:
-# four all-reduces of the activations per layer and step, on the critical path; so t stays within
-# the fastest links.
+# parameters, gradients, optimizer state and the inner activations are divided by the number of ranks t.
+# What it costs: four all-reduces of the activations per layer and micro-batch, for which all ranks wait;
+# so t stays within the fastest links.
 #
-# A small GPT layer on two ranks. The colour shows which rank holds a tile; grey is held by both.
-# Look at `c_attn`, in which Q, K and V lie side by side: each of the three is cut, so that a rank
-# has whole heads. And look how the columns of `c_fc` meet the rows of `c_proj`.
+# A small GPT of one layer on two ranks. The colour shows which rank holds a tile; grey is held by both.
+# The attention's matrices are `c_attn` (Q, K and V side by side) and `attn.c_proj`. Each of the three
+# is cut, so that a rank has whole heads. The MLP's are `c_fc` and `mlp.c_proj`: look how the columns of
+# the first meet the rows of the second. Before the layer are the embeddings, `wte` of the words, which
+# is cut too, and `wpe` of the positions, which is not. The norms are whole, and not drawn.
 
 # %%
 tiles = model_tiles("gpt", tp=2, width=16, heads=4)
@@ -148,8 +150,8 @@ assert not np.array_equal(sum(parts), whole)
 # %% [markdown]
 # ## 5 Check
 #
-# Counted from the trace. b s h numbers in an activation; an all-reduce sends 2 (t-1)/t of them from
-# each rank, and there are four: 8 b s h (t-1)/t.
+# Counted from the trace. An activation of b texts with s tokens of h numbers is b s h numbers; an all-reduce
+# over t ranks sends 2 (t-1)/t of them from each rank, and there are four: 8 b s h (t-1)/t.
 
 # %%
 ranks = 4
@@ -189,9 +191,8 @@ for ranks in (2, 3, 4):
 # ## 6 Break it
 #
 # Leave out f on all ranks: each keeps only its own columns' part of x's gradient. Every shape fits
-# and the loss falls. But the norms before the layer, which all ranks hold, now get another gradient
-# on each rank, and the replicas drift apart. (A loss curve does not show it; `--check-replicas`
-# does.)
+# and the loss falls. But what lies before the columns and is whole on all ranks, the norms and the
+# embedding of the positions, now gets another gradient on each rank, and the replicas drift apart.
 
 # %%
 from minidist import MismatchError
@@ -199,27 +200,27 @@ from minidist.core.parallel import tensor_parallel
 from minidist.job.train.trainer import train
 
 long = job(2).model_copy(update={"steps": 40, "lr": 0.01})
-losses = {"with f": SimWorld(2).run(train, long)[0].losses}
 right = tensor_parallel.copy_to_tensor_parallel_region
-tensor_parallel.copy_to_tensor_parallel_region = lambda x, comm: x
-losses["without f"] = SimWorld(2).run(train, long)[0].losses
-for name, values in losses.items():
-    print(f"{name:9}: loss {values[0]:.3f} at first, {values[-1]:.3f} after {long.steps} steps")
+for name, f in (("with f", right), ("without f", lambda x, comm: x)):
+    tensor_parallel.copy_to_tensor_parallel_region = f
+    losses = SimWorld(2).run(train, long)[0].losses
+    off = SimWorld(2).run(compare_rank, job(2))[0].max_difference["weights"]
+    print(
+        f"{name:9}: loss {losses[0]:.3f} at first, {losses[-1]:.3f} after {long.steps} steps; ",
+        end="",
+    )
+    print(f"max |w_parallel - w_single| = {off:.0e} after 3")
+assert off > 1e-4
+
+# %% [markdown]
+# The loss tells nothing: by chance it even ends lower without f. `--check-replicas` compares what should be
+# equal on all ranks, and names the first parameter that is not. It is the embedding of the positions, the
+# first in the model of those that are whole:
+
+# %%
 with expect(MismatchError):
     SimWorld(2).run(train, job(2, check_replicas=True))
 tensor_parallel.copy_to_tensor_parallel_region = right
-
-# %% [markdown]
-# The other typical mistake: the fused Q|K|V is cut into contiguous halves. In the picture each rank has 8
-# of the 16 columns of each of the three. The first half of the 48 columns is something else:
-
-# %%
-columns = np.repeat(["Q", "K", "V"], 16)
-for rank, half in enumerate(np.split(columns, 2)):
-    print(f"rank {rank}:", {name: int((half == name).sum()) for name in ("Q", "K", "V")})
-
-# %% [markdown]
-# Rank 0 has all of Q and no V: it cannot compute a head.
 
 # %% [markdown]
 # ## 7 Exercise: an MLP and an attention in tiles
@@ -246,8 +247,10 @@ check("14.parallel_mlp", solution("14.parallel_mlp"))
 
 # %% [markdown]
 # Then attention, forward. Here every rank is given the whole fused matrix `qkv` (D x 3W) and the
-# whole projection (W x D): cut your own tiles. `attention(rows of Q|K|V, heads)` does the rest;
-# `heads` is the number of all heads, a multiple of the ranks.
+# whole projection (W x D): cut your own tiles. `attention(mixed, some)` computes `some` heads from `mixed`,
+# which has a row per token: first the Q of these heads, then their K, then their V. `heads` is the number
+# of all heads, a multiple of the ranks. What is judged: the output, on every rank, and the bytes of one
+# all-reduce.
 
 
 # %%
@@ -268,16 +271,27 @@ check("14.parallel_attention", solution("14.parallel_attention"))
 #
 # - **Columns, then rows**: between them nothing travels. f sums in backward, g in forward; the bias
 #   comes after g.
-# - A layer sends **8 b s h (t-1)/t** numbers per rank and step, whatever the size of the weights:
-#   best for small batches of huge layers.
+# - A layer sends **8 b s h (t-1)/t** numbers per rank and micro-batch (b texts of s tokens with h numbers,
+#   t ranks), whatever the size of the weights: best for few tokens and huge layers.
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row:
+# added up in float32 (4 B) and 12 B for Adam in every row. Row 14 has 64 cards, in eight groups of eight.
+# Eight texts in a micro-batch, as with one the kernels of an eighth of a layer end before the next is
+# started. ZeRO 1 again, which sends its bytes once per step; and what is whole in a layer, as the inputs
+# of the norms, is cut by tokens (side room [14b](14b_sequence_and_vocabulary.ipynb)):
 
 # %%
 story("14")
+spent("12")
+spent("14")
+spent("14", dp=64, zero=1)
+
+# %% [markdown]
+# So it is the 64 cards that make row 14 fast. The same 64 without a cut, in the last line, are faster and
+# fit: a model of 7 billion parameters does not need tensor parallelism. A model whose states or
+# activations do not fit on a card does, and so does a batch with fewer texts than there are cards.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
@@ -298,8 +312,8 @@ story("14")
 # | `--tp 2` | Megatron-LM `--tensor-model-parallel-size 2`; DeepSpeed `tensor_parallel.tp_size`; vLLM `--tensor-parallel-size` |
 # | `Layout` of a parameter | PyTorch `DTensor` placements `[Shard(0)]`, `[Replicate()]` |
 #
-# Each layer now waits for two sums in forward and for two in backward, so t stays within the fastest links of a
-# node. Between two layers less would have to travel.
+# Each layer now waits for two sums in forward and for two in backward, a third of the step in row 14, so t stays
+# within the fastest links of a node. Between two layers less would have to travel.
 #
 # Next: [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb). Side rooms: [14b Sequence
 # and vocabulary parallel](14b_sequence_and_vocabulary.ipynb), [14c Experts](14c_experts.ipynb). All

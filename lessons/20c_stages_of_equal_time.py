@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 20c Stages of equal time
 #
-# *20 minutes. Before it: 17.*
+# *30 minutes. Before it: 17.*
 #
 # ## 1 The case
 #
@@ -187,6 +187,33 @@ check("20c.min_max_split", cut)
 # %%
 reveal("20c.min_max_split")
 check("20c.min_max_split", solution("20c.min_max_split"))
+
+# %% [markdown]
+# Ranks may differ, too: seconds alone do not say whether a layer is expensive or its rank is slow.
+# `stages_by_time(comm, sizes, seconds, flops)`: rank r has `sizes[r]` layers. `seconds` and `flops` are
+# the measured times and the work of *your* layers, two arrays. A rank's pace is its seconds divided by
+# its FLOPs, and a layer takes its FLOPs times the pace of the rank that has it.
+#
+# Return the number of layers of each stage, a list, the same on every rank; stage r is on rank r. What
+# is judged: the time of the slowest stage, which must be the least of all cuts, and two numbers sent
+# for each layer. `all_gather(comm, array, counts=[...])` gathers arrays of unequal lengths, and
+# `by_slowest(costs, stages, paces)` cuts layers whose costs are multiplied by the pace of their stage.
+#
+# An example: rank 0 took 2 s and 4 s for layers of 2 and 4 FLOPs, so its pace is 1 s per FLOP. Rank 1
+# took 8 s for a layer of 2 FLOPs, so its pace is 4. With [2, 1] the slowest stage takes 8 s, and with
+# [1, 2] it takes 24 s.
+
+
+# %%
+def stages_by_time(comm, sizes, seconds, flops):
+    return sizes
+
+
+check("20c.stages_by_time", stages_by_time)
+
+# %%
+reveal("20c.stages_by_time")
+check("20c.stages_by_time", solution("20c.stages_by_time"))
 
 # %% [markdown]
 # ## 8 Takeaway

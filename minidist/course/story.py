@@ -1,6 +1,7 @@
 """One job through the core of the course: what changes in it from one lesson to the next, and what this does.
 
     story("11")     prints the rows up to lesson 11: bytes of the fullest card, seconds of a step
+    spent("11")     prints where the seconds of a row go
 
 A model of 7 billion parameters is trained on cards of 80 GB, 2^20 tokens per step. A lesson begins where the one before
 it had a limit. Bytes and seconds are those of the planner, `minidist plan`; a lesson without a layout leaves them as
@@ -59,15 +60,16 @@ CHAPTERS = [
     chapter("06", "eight cards, each with its rows", "every card has all states", dp=8),
     chapter("09", "why all rows above are in 16 bits", "the range of float16"),
     chapter("10", "activations are computed again", "the states alone are 121 GB", dp=8, recompute="full"),
-    chapter("11", "each card steps a part; no recomputation", "every card has all weights", dp=8, zero=2),
-    chapter("12", "parameters are gathered layer by layer", "gathers for every layer", dp=8, zero=3),
+    chapter("11", "ZeRO 2: a part each; no recomputation", "every card has all weights", dp=8, zero=2),
+    chapter("12", "ZeRO 3: parameters gathered by layers", "gathers in every micro-batch", dp=8, zero=3),
     chapter(
         "14",
-        "layers, tokens cut over 8; ZeRO 1 again",
-        "two sums in each layer",
+        "layers cut over 8; micro-batches of 8",
+        "sums in each layer: a third",
         dp=8,
         zero=1,
         tp=8,
+        micro_batch=8,
         sequence_parallel=True,
     ),
     chapter(
@@ -132,3 +134,15 @@ def table(lesson: str) -> str:
 def story(lesson: str) -> None:
     """Print the rows up to a lesson."""
     print(table(lesson))
+
+
+def spent(lesson: str, **layout: Any) -> None:
+    """Print where the seconds of a lesson's row go, or those of another layout of the same job."""
+    (of,) = (each for each in CHAPTERS if each.lesson == lesson)
+    plan = chapter(lesson, "", "", of.length, **layout).plan if layout else of.plan
+    if plan is None:
+        raise UsageError(f"row {lesson} has no layout")
+    name = ", ".join(f"{axis} {size}" for axis, size in layout.items()) or f"row {lesson}"
+    waits = sum(plan.time.exposed.values())
+    print(f"{name}: computes {plan.time.compute:.2f} s, waits for messages {waits:.2f} s", end="; ")
+    print(f"{plan.fullest.peak / 1e9:.1f} GB on each of {plan.layout.ranks} cards")

@@ -43,12 +43,12 @@ MEMORY = {
     "gradient": "#228833",
     "optimizer": "#CCBB44",
     "activation": "#66CCEE",
-    "activation_gradient": "#44AA99",
+    "activation_gradient": "#EE99AA",
     "communication": "#AA3377",
     "unsharded": "#332288",
     "stash": "#EE8866",
-    "workspace": "#999933",
-    "input": "#DDCC77",
+    "workspace": "#888888",
+    "input": "#885533",
 }
 
 # Ranks, where the picture is about who holds what.

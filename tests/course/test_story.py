@@ -1,13 +1,14 @@
 """The story of the course: each lesson of the core has a row, and its numbers are those of `minidist plan`."""
 
 import json
+import re
 
 import pytest
 
 from minidist.core.base.errors import UsageError
 from minidist.course.lesson.build import sources
 from minidist.course.lesson.numbers import number_of
-from minidist.course.story import CARD, CHAPTERS, MODEL, TOKENS, story, table
+from minidist.course.story import CARD, CHAPTERS, MODEL, TOKENS, spent, story, table
 from tests.cases import each
 from tests.lesson.test_lessons import ROOT
 
@@ -33,6 +34,7 @@ def test_the_job_does_not_fit_until_the_optimizer_is_sharded():
     assert f"{peak['20'] / 1e9:.0f} GB" in says["20"]
     assert PLANS["20"].time.seconds < 1.02 * PLANS["17"].time.seconds
     assert PLANS["17"].time.bubble < PLANS["16"].time.bubble / 3
+    assert 0.3 < PLANS["14"].time.exposed["tp"] / PLANS["14"].time.seconds < 0.37  # "a third"
     assert all(plan.job.global_batch * plan.job.length == TOKENS for plan in PLANS.values())
 
 
@@ -52,6 +54,20 @@ def test_the_numbers_are_those_of_the_planner(lesson, capsys):
     (found,) = (one for one in json.loads(capsys.readouterr().out)["layouts"] if one["vp"] == 1)
     assert found["memory"]["peak_bytes"] == plan.fullest.peak
     assert found["time"]["step_seconds"] == pytest.approx(plan.time.seconds)
+
+
+def test_the_seconds_of_a_row_and_of_another_layout(capsys):
+    spent("12")
+    spent("14", dp=64, zero=1)
+    row, other = capsys.readouterr().out.splitlines()
+    assert row.startswith("row 12: computes ")
+    assert "; 24.8 GB on each of 8 cards" in row
+    computes, waits = (float(number) for number in re.findall(r"([\d.]+) s", row))
+    assert computes + waits == pytest.approx(PLANS["12"].time.seconds, abs=0.011)
+    assert other.startswith("dp 64, zero 1: ")
+    assert other.endswith(" GB on each of 64 cards")
+    with pytest.raises(UsageError, match="row 09 has no layout"):
+        spent("09")
 
 
 def test_a_table_ends_with_its_lesson_and_fits_into_a_line(capsys):

@@ -928,6 +928,22 @@ MUTATIONS = {
             "stages with as many layers each do not take",
         ),
     ],
+    "20c.stages_by_time": [
+        ("return [stage", "paces[comm.rank] *= 9\n    return [stage", "gather them first"),
+        ("    table =", "    all_gather(comm, seconds, counts=sizes)\n    table =", "too many bytes"),
+        (
+            "float(times.sum() / operations.sum())",
+            "float(operations.sum() / times.sum())",
+            "on another rank a layer takes other",
+        ),
+        ("(times / paces[-1]).tolist()", "times.tolist()", "on another rank a layer takes other"),
+        (
+            "by_slowest(work, comm.size, paces)",
+            "by_slowest(work, comm.size, [1.0] * comm.size)",
+            "on another rank a layer takes other",
+        ),
+        ("stage.last - stage.first + 1", "stage.last - stage.first", "every layer is in one stage, and every"),
+    ],
     "22.ring_attention": [
         ("np.maximum(largest, scores.max(axis=1, initial=-np.inf))", "largest = np.zeros(len(q))", "overflow exp"),
         ("n, rank = comm.size, comm.rank", "n, rank = 1, comm.rank", "its own keys only"),

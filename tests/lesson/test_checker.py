@@ -200,6 +200,12 @@ def test_what_is_no_function_is_refused():
         examine("03.by_sendrecv", np.zeros(3))
 
 
+def test_an_exercise_is_checked_by_a_name_that_it_had_before():
+    result = examine("31.stages_by_time", solution("10c.stages_by_time"), mpi=False)
+    assert result.passed
+    assert result.text.startswith("20c.stages_by_time: correct")
+
+
 def test_an_unknown_exercise_is_named():
     with pytest.raises(UsageError, match=r"did you mean '04\.ring_all_reduce'"):
         examine("04.ring_allreduce", print)

@@ -123,6 +123,12 @@ def test_only_what_a_function_needs_of_a_notebook_is_run(tmp_path):
     assert "a_mistake" not in text
 
 
+def test_a_submission_may_check_its_function_by_a_name_that_the_exercise_had_before(tmp_path):
+    text = inspect.getsource(solution("20c.min_max_split")).replace("def min_max_split", "def cut")
+    path = written(tmp_path, "from typing import Sequence\n" + text + "\ncheck('20b.min_max_split', cut)\n")
+    assert grade(path, "20b.min_max_split", 5).score == grade(path, "20c.min_max_split", 5).score == 10
+
+
 @each(
     ("text", "message"),
     [

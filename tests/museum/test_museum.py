@@ -51,16 +51,15 @@ SAYS = {
     "141": r"MismatchError: weights differ: .* every rank must build the whole model from the same seed",
     "119": r"MismatchError: ranks differ in all_reduce.*checksum of the weights",
 }
-SILENT = {"19a", "19b", "19c", "20c", "26a", "26c"}  # no gradient and no weight differs, and nothing is reported
+# No gradient and no weight differs. Of 20c and 26c the job shows nothing at all: the tests that they name show them.
+SILENT = {"19a", "19b", "19c", "20c", "26a", "26c"}
+UNSEEN = {"20c", "26c"}
 
 
-@pytest.mark.sampled(28)
 @each
-def test_an_injected_bug_is_visible_and_is_caught(exhibit):
-    run = run_exhibit(exhibit)
-    assert list(run.checks) == [str(catch) for catch in exhibit.caught_by]
-    for catch, result in run.checks.items():
-        assert result.status == "caught", f"{catch} with bug {exhibit.number}: {result}"
+def test_an_injected_bug_is_visible(exhibit):
+    """Every exhibit: an injection that has no effect, such as one in a module that the job does not use, fails here."""
+    run = run_exhibit(exhibit, tests=exhibit.number in UNSEEN)
     assert bool(run.said) == (exhibit.number in SAYS)
     if run.said:
         assert re.search(SAYS[exhibit.number], run.said)
@@ -68,9 +67,20 @@ def test_an_injected_bug_is_visible_and_is_caught(exhibit):
     assert differs == (exhibit.number not in SILENT and run.wrong is not None)
     if exhibit.number.startswith("19"):
         assert run.wrong.measured["peak bytes of unsharded"] > 1.2 * run.right.measured["peak bytes of unsharded"]
+    if exhibit.number in UNSEEN:
+        assert {result.status for result in run.checks.values()} == {"caught"}
     if len(run.right.losses) >= 12:
         assert min(run.right.losses[-3:]) < run.right.losses[0]  # it trains
     assert exhibit.title in run.text()
+
+
+@pytest.mark.sampled(28)
+@each
+def test_an_injected_bug_is_caught(exhibit):
+    with exhibit.injected():
+        results = {str(catch): catch.check() for catch in exhibit.caught_by}
+    for catch, result in results.items():
+        assert result.status == "caught", f"{catch} with bug {exhibit.number}: {result}"
 
 
 def test_every_bug_finds_what_it_replaces_and_is_taken_out_again():

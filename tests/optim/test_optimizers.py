@@ -4,8 +4,11 @@ import copy
 import pickle
 from itertools import pairwise
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minidist.base.memory import account_memory
 from minidist.core.autograd import Parameter
@@ -86,6 +89,21 @@ def test_equals_pytorch(optimizer, settings):
     np.testing.assert_allclose(data, parameter.detach().numpy(), rtol=1e-12, atol=1e-12)
     for key, value in state.items():
         np.testing.assert_allclose(value, peer.state[parameter][key].numpy(), rtol=1e-12, atol=1e-12)
+
+
+@all_cases
+@hypothesis.settings(max_examples=30)
+@given(st.data())
+def test_shards_give_the_bits_of_the_whole(optimizer, settings, data):
+    """In float32, for any cut points and any size: what ZeRO relies on."""
+    size = data.draw(st.integers(1, 300), label="size")
+    cuts = data.draw(st.sets(st.integers(1, size), max_size=5), label="cuts") - {size}
+    start, gradients = numbers(size, seed=size, dtype=np.float32)
+    whole, whole_state = train(optimizer, settings, start, gradients)
+    sharded, sharded_state = train(optimizer, settings, start, gradients, cuts)
+    np.testing.assert_array_equal(whole, sharded)
+    for key, value in whole_state.items():
+        np.testing.assert_array_equal(value, sharded_state[key])
 
 
 @all_cases

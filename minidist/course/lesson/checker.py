@@ -78,7 +78,7 @@ def examine(
 
     Raises UsageError for an exercise that does not exist, and for a function that is none.
     """
-    find(name)
+    name = find(name).name
     if not callable(function):
         raise UsageError(f"{name} is answered by a function, not by {quoted(function)}; pass it without calling it")
 

@@ -37,10 +37,12 @@ MOVED = {
     "39": "06e",
     "40": "06e",
 }
-# Exercises of lessons that have become several: 09b, 11b, 20b, 22 and 28.
+# Exercises of lessons that have become several: 09b, 10b, 10c, 11b, 20b, 22 and 28.
 MOVED_EXERCISES = {
     "09b.kept_all_reduce": "09c.kept_all_reduce",
     "09b.distil": "09d.distil",
+    "10b.stages_by_time": "20c.stages_by_time",
+    "10c.stages_by_time": "20c.stages_by_time",
     "11b.owners_compute": "11c.owners_compute",
     "20b.min_max_split": "20c.min_max_split",
     "22.visible": "22c.visible",

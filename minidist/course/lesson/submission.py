@@ -18,6 +18,7 @@ from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.read_file import parse_json
 from minidist.comm.has_run import has_run
 from minidist.course.lesson.exercise import Exercise
+from minidist.course.lesson.numbers import current
 
 
 class BrokenSubmissionError(UsageError):
@@ -98,7 +99,7 @@ def source_of(exercise: Exercise, path: Path, tree: ast.Module) -> Source:
 
 
 def _checked(name: str, tree: ast.Module) -> str:
-    """Return the function that the first `check(name, function)` names, or "".
+    """Return the function that the first `check(name, function)` names, or ""; the name may be one of before.
 
     The first, because a lesson checks the reader's function first and typical mistakes after it.
     """
@@ -106,7 +107,7 @@ def _checked(name: str, tree: ast.Module) -> str:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "check"):
             continue
         match node.args:
-            case [ast.Constant(value=value), ast.Name(id=function), *_] if value == name:
+            case [ast.Constant(value=str(value)), ast.Name(id=function), *_] if current(value) == name:
                 return function
     return ""
 

@@ -274,7 +274,7 @@ def grid() -> Recording:
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         mesh = init_device_mesh(comm, (2, 2), ("dp", "tp"))
         model = DistributedDataParallel(mlp(), mesh["dp"], reduction="sum")
-        mine = np.array_split(np.arange(12), 2)[mesh["dp"].rank]
+        mine = np.array_split(np.arange(12), 2)[mesh.coordinate[0]]
         return loop(model, loss_on_points(model, mine), model.flat, total=summed(mesh["dp"]))
 
     return recorded(4, main)
