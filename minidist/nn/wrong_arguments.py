@@ -5,7 +5,6 @@ Proved by: tests/misuse/test_arguments.py
 
 import math
 from collections.abc import Iterable
-from itertools import chain
 from typing import Any, NoReturn
 
 from minidist.core.autograd.parameter import Parameter
@@ -51,13 +50,11 @@ def refuse_function(comm: Any, function: object) -> NoReturn:
     )
 
 
-def check_operations(comm: Any, operations: Any, seconds: Any) -> list[tuple[Any, Any]]:
+def check_operations(comm: Any, operations: Any, seconds: Any) -> list[tuple[float, float]]:
     """Return the operations; UsageError unless they are numbers, and the seconds are finite and not negative."""
     try:
-        listed = [(flops, nbytes) for flops, nbytes in operations]
-        for number in (seconds, *chain.from_iterable(listed)):
-            float(number + 0.0)  # `float` alone takes the text "1"
-        if not 0.0 <= seconds < math.inf:
+        listed = [(float(flops + 0.0), float(nbytes + 0.0)) for flops, nbytes in operations]  # "1" is no number
+        if not 0.0 <= seconds + 0.0 < math.inf:
             raise UsageError(f"rank {comm.rank}: compute of {seconds:g} s; it must be a finite number of at least 0")
         return listed
     except UsageError:  # which is a ValueError, too
