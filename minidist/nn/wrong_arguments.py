@@ -51,7 +51,7 @@ def refuse_function(comm: Any, function: object) -> NoReturn:
 
 
 def check_operations(comm: Any, operations: Any, seconds: Any) -> list[tuple[float, float]]:
-    """Return the operations; UsageError unless they are numbers, and the seconds are finite and not negative."""
+    """Return the operations, which may be a generator, as numbers; UsageError for those or seconds that are none."""
     try:
         listed = [(float(flops + 0.0), float(nbytes + 0.0)) for flops, nbytes in operations]  # "1" is no number
         if not 0.0 <= seconds + 0.0 < math.inf:
