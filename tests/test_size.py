@@ -20,7 +20,7 @@ LINES = {
     "comm": 6_499,
     "commands": 5_542,
     "course": 12_861,
-    "core": 9_817,
+    "core": 9_814,
     "data": 1_624,
     "debug": 9_949,
     "job": 8_745,
