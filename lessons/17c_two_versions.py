@@ -153,8 +153,8 @@ for name, count, options in (("pipedream", 64, {}), ("pipedream-2bw", 16, {"batc
     for stages in (4, 16):
         kept = validate(get_schedule(name).plan(stages, count, **options)).weight_versions
         print(
-            f"{name:13} on {stages:2} stages, versions: {kept[0]:2} on the first ({4 * kept[0]:2} GB)"
-            f", {kept[-1]} on the last, {sum(kept):3} together"
+            f"{name:13} on {stages:2} stages: {kept[0]:2} on the first ({4 * kept[0]:2} GB)"
+            f", {kept[-1]} on the last, {sum(kept):3} versions together"
         )
 
 # %% [markdown]
