@@ -26,7 +26,7 @@
 # memory? 1F1B keeps four micro-batches alive on rank 0, which are the activations of eight half
 # stages. How many half stages does the loop keep alive on its fullest rank?
 #
-# And there is a V-shaped schedule, *V-Half*, in which on many ranks an activation lives half as long as
+# And there is a V-shaped schedule, V-Half, in which on many ranks an activation lives half as long as
 # in 1F1B. On 32 ranks 1F1B keeps 32 micro-batches alive. How many does V-Half keep?
 
 # %% [markdown]
@@ -126,7 +126,7 @@ for starts in ((1, 3, 5, 7), (1, 3, 5, 8)):
     print(f"starts {starts}:", *six_units(starts), sep=" | ")
 
 # %% [markdown]
-# In the first one a rank would do two things at once; one unit of waiting at a *turn* mends it. The
+# In the first one a rank would do two things at once; one unit of waiting at a turn mends it. The
 # three turns are where one of the four passes has gone through all ranks and the next one begins: F
 # down to F up, F up to I up, I up to I down.
 #
