@@ -29,7 +29,7 @@ LINES = {
     "parallel": 5_045,
     "pipeline": 4_696,
     "planning": 5_857,
-    "report": 6_593,
+    "report": 6_595,
     "techniques": 12_147,
 }
 FOLDERS = 16
