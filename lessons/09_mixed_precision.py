@@ -52,11 +52,11 @@ from minidist.job.equality.compare import compare_rank
 # ## 3 The idea and its picture
 #
 # Store parameters, gradients and activations in **2 bytes instead of 4**, and train to the same
-# loss. That is half of the activations and half of every message. Processors with 16-bit matrix units
-# are also several times as fast. What it costs: a float32 copy of the parameters, and a factor of the
-# loss, the *loss scale*: the loss is multiplied by it before backward, and the gradient is divided by it
-# afterwards, in float32. The scale is needed because **float16 runs out of range long before it runs out
-# of digits**.
+# loss. That is half of the activations and half of every message. Processors with 16-bit matrix
+# units are also several times as fast. It costs a float32 copy of the parameters, and a factor of
+# the loss, the *loss scale*: the loss is multiplied by it before backward, and the gradient is
+# divided by it afterwards, in float32. The scale is needed because **float16 runs out of range long
+# before it runs out of digits**.
 #
 # This function computes the gradient of the case with any scale (`named_dtype` is NumPy's data type of that
 # name, or for bfloat16, which NumPy does not have, ours):
@@ -349,4 +349,4 @@ story("09")
 #
 # Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb). Side rooms: [09b
 # Eight bits](09b_eight_bits.ipynb), [09c Pruning](09c_pruning.ipynb), [09d
-# Distillation](09d_distillation.ipynb). All of them are in the [index](README.md).
+# Distillation](09d_distillation.ipynb). All lessons are in the [index](README.md).

@@ -58,10 +58,11 @@ from minidist.techniques.quantization.ranges import update_ranges
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# *Quantise*: train with the points of a grid, so that the model loses nothing when it is converted to
-# integers. What it saves: three quarters of the bytes of a weight with 8 bits, and time on processors that
-# multiply 8-bit integers faster than floats. What it costs: accuracy, unless the training knows what will be
-# lost. And on several ranks **rounding is a decision, and all ranks must make the same one**.
+# *Quantise*: train with the points of a grid, so that the model loses nothing when it is converted
+# to integers. It saves three quarters of the bytes of a weight with 8 bits, and time on processors
+# that multiply 8-bit integers faster than floats. It costs accuracy, unless the training knows what
+# will be lost. And on several ranks **rounding is a decision, and all ranks must make the same
+# one**.
 #
 # A layer's inputs are rounded, too. Their grid goes from the smallest input seen in the training to the
 # largest, and what notes these two numbers is called an observer. A rank sees only the inputs of its own rows, so
@@ -295,4 +296,4 @@ check("09b.one_grid", solution("09b.one_grid"))
 # | observers, `--quantize-observer` | PyTorch `MinMaxObserver`, `MovingAverageMinMaxObserver` |
 # | `update_ranges` at the end of a step | NVIDIA Transformer Engine: delayed scaling, `DelayedScaling(reduce_amax=True)` |
 #
-# Next: [09c Pruning](09c_pruning.ipynb). All of them are in the [index](README.md).
+# Next: [09c Pruning](09c_pruning.ipynb). All lessons are in the [index](README.md).

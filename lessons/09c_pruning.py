@@ -51,12 +51,12 @@ from minidist.techniques.pruning.schedule import SparsitySchedule
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# *Prune*: set most weights to zero, the smallest ones, and let the rest of the training recover from
-# it. What it saves: the gradients of zeros need not travel. Memory is another matter: each kept weight needs an
-# index of 4 B next to its own 4 B, so a fifth of the weights takes two fifths of the bytes, and products get
-# no faster. (That is why graphics cards want a regular pattern, `2:4` in part 9: two zeros in every four
-# weights.) What it costs: accuracy, most of it when pruning comes too early. And on several ranks **which
-# weights are zero is a decision, and all ranks must make the same one**.
+# *Prune*: set most weights to zero, the smallest ones, and let the rest of the training recover
+# from it. The gradients of zeros need not travel. Memory is another matter: each kept weight needs
+# an index of 4 B next to its own 4 B, so a fifth of the weights takes two fifths of the bytes, and
+# products get no faster. (That is why graphics cards want a regular pattern, `2:4` in part 9: two
+# zeros in every four weights.) It costs accuracy, most of it when pruning comes too early. And on
+# several ranks **which weights are zero is a decision, and all ranks must make the same one**.
 #
 # The model, with a pruner that sets zeros after each step, and a hook (a function in place of the all-reduce)
 # that sends the gradients of the kept weights only:
@@ -281,5 +281,5 @@ check("09c.kept_all_reduce", solution("09c.kept_all_reduce"))
 # | `--sparsity-scope layer`, `global` | PyTorch `torch.nn.utils.prune.l1_unstructured`, `global_unstructured` |
 # | `--sparsity-pattern 2:4` | PyTorch `torch.sparse.to_sparse_semi_structured`; NVIDIA ASP (Apex) |
 #
-# Next: [09d Distillation](09d_distillation.ipynb). All of them are in the
+# Next: [09d Distillation](09d_distillation.ipynb). All lessons are in the
 # [index](README.md).

@@ -54,11 +54,11 @@ sent_guess = predict("bytes that the teacher sends in three steps", example=1_00
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# *Distil*: train a small model on the outputs of a large one. **The student needs the teacher's logits
-# and nothing else**, so the teacher may be anywhere: on each rank, in shards, on another rank, or on
-# the disk. The loss is (1 - a) times the loss on the labels plus a times the distance from the teacher's
-# probabilities. What it saves: samples, because a row of probabilities says more than one word. What it
-# costs: forward passes of the teacher, and its logits travel.
+# *Distil*: train a small model on the outputs of a large one. **The student needs the teacher's
+# logits and nothing else**, so the teacher may be anywhere: on each rank, in shards, on another
+# rank, or on the disk. The loss is (1 - a) times the loss on the labels plus a times the distance
+# from the teacher's probabilities. It saves samples, because a row of probabilities says more than
+# one word. It costs the teacher's forward passes, and the bytes of its logits.
 #
 # First the teacher is trained and saved. (With `evaluate_every` a job never trains on the last tenth of the text.)
 
@@ -246,5 +246,5 @@ check("09d.distil", solution("09d.distil"))
 # |---|---|
 # | `--distill-from`, `--temperature`, `--distill-weight` | Hugging Face's `DistillationTrainer` examples: `alpha`, `temperature`; TRL `GKDTrainer` |
 #
-# Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb). All of them are in the
+# Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb). All lessons are in the
 # [index](README.md).

@@ -382,5 +382,5 @@ story("10")
 # What is left, 122.4 GB, are nearly all states of parameters, and each of the eight cards holds all of them.
 #
 # Next: [11 ZeRO 1 and 2](11_zero_1_and_2.ipynb). Side rooms: [10b Batch size and
-# noise](10b_batch_size_and_noise.ipynb), [10c Uneven ranks](10c_uneven_ranks.ipynb). All of them are
+# noise](10b_batch_size_and_noise.ipynb), [10c Uneven ranks](10c_uneven_ranks.ipynb). All lessons are
 # in the [index](README.md).

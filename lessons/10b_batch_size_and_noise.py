@@ -47,8 +47,8 @@ samples_guess = predict("by the formula, times as many samples with a batch of 2
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **A batch is as large as its gradient is noisy.** What it saves: samples, where the batch is larger
-# than the noise asks for, and steps, where it is smaller. What it costs to know: one number per step.
+# **A batch is as large as its gradient is noisy.** It saves samples, where the batch is larger than
+# the noise asks for, and steps, where it is smaller. Knowing the noise costs one number per step.
 #
 # The same GPT with 4 samples per step and a learning rate of 0.2, and with 64 samples and three times
 # the rate. Every point is the mean loss of 64 samples: of sixteen steps, or of one. From the same samples the
@@ -221,4 +221,4 @@ check("10b.gradient_and_noise", solution("10b.gradient_and_noise"))
 # | `--adaptive-batch` | "batch size warm-up" of GPT-3 and Megatron-LM (`--rampup-batch-size`), there by a fixed plan |
 # | `--lr-scaling linear:STEPS` | linear scaling rule with gradual warm-up, Goyal et al. 2017 |
 #
-# Next: [10c Uneven ranks](10c_uneven_ranks.ipynb). All of them are in the [index](README.md).
+# Next: [10c Uneven ranks](10c_uneven_ranks.ipynb). All lessons are in the [index](README.md).

@@ -40,8 +40,8 @@ time_guess = predict("time of a step, over that with equal shares", example=0.75
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Rows go where they are computed fastest.** The step stays that of one device. What it saves: the
-# time for which fast ranks wait. What it costs: one number per rank now and then.
+# **Rows go where they are computed fastest.** The step stays that of one device. It saves the time
+# for which fast ranks wait. It costs one number per rank now and then.
 #
 # The ranks have equal shares for two steps. Then they exchange their seconds per row, and take two steps
 # with shares in proportion to their speeds. The picture shows rank 0, a fast one; red is the time for which
@@ -205,4 +205,4 @@ check("10c.shares_by_time", solution("10c.shares_by_time"))
 # In a pipeline (lesson 16) all ranks see all rows, and layers move in place of rows: with
 # `--repartition-every K` the stages are cut anew by the measured times of their layers.
 #
-# Next: [11 ZeRO 1 and 2](11_zero_1_and_2.ipynb). All of them are in the [index](README.md).
+# Next: [11 ZeRO 1 and 2](11_zero_1_and_2.ipynb). All lessons are in the [index](README.md).

@@ -59,10 +59,10 @@ from minidist.report.zero_bars import zero_bars
 # ## 3 The idea and its picture
 #
 # ZeRO lets **each rank keep the state, and make the step, of 1/n of the parameters**, and then
-# gathers the new parameters on every rank. What it saves: 12 of 16 bytes per parameter become 12/n
-# (stage 1); stage 2 divides the gradient too. What it costs: **stage 1 nothing but padding**, as an
-# all-reduce is a reduce-scatter and an all-gather anyway; **stage 2 a reduction of every micro-batch**,
-# as no rank keeps a whole gradient in which micro-batches (lesson 10) could be added up.
+# gathers the new parameters on every rank. 12 of 16 bytes per parameter become 12/n (stage 1);
+# stage 2 divides the gradient too. Stage 1 costs **nothing but padding**, as an all-reduce is a
+# reduce-scatter and an all-gather anyway; **stage 2 costs a reduction of every micro-batch**, as no
+# rank keeps a whole gradient in which micro-batches (lesson 10) could be added up.
 #
 # What one rank of 8 holds of the 7.5 billion parameters. Stage 3 is lesson 12.
 
@@ -371,5 +371,5 @@ spent("11")
 # fit on any number of cards.
 #
 # Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). Side rooms: [11b Trust
-# ratios](11b_trust_ratios.ipynb), [11c Muon: whole matrices](11c_muon.ipynb). All of them are in the
+# ratios](11b_trust_ratios.ipynb), [11c Muon: whole matrices](11c_muon.ipynb). All lessons are in the
 # [index](README.md).

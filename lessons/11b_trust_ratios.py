@@ -48,9 +48,9 @@ from minidist.parallel import LayerSums
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Give each layer a step in proportion to the length of its weights** (LAMB). What it saves: one learning
-# rate fits all layers, and no layer limits it. What it costs: the step of an element depends on two norms
-# of its whole layer, so where ranks have parts of a layer every step has one reduction more.
+# **Give each layer a step in proportion to the length of its weights** (LAMB). One learning rate
+# fits all layers, and no layer limits it. But the step of an element depends on two norms of its
+# whole layer, so where ranks have parts of a layer every step has one reduction more.
 #
 # Rank 0 in the second step of ZeRO 1 on four ranks with LAMB. After backward it sends gradients, then the
 # small messages of the norms, then parameters:
@@ -243,4 +243,4 @@ check("11b.trust_ratio_step", solution("11b.trust_ratio_step"))
 # | `LARS(trust_coefficient=)` | You et al. 2017, eta; Apex `LARC(trust_coefficient)`, TensorFlow `eeta` |
 # | `LayerSums` | Apex `DistributedFusedLAMB` |
 #
-# Next: [11c Muon: whole matrices](11c_muon.ipynb). All of them are in the [index](README.md).
+# Next: [11c Muon: whole matrices](11c_muon.ipynb). All lessons are in the [index](README.md).

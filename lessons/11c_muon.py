@@ -50,8 +50,7 @@ from minidist.optim import newton_schulz
 #
 # **What needs a whole matrix goes to one rank that has it.** The momentum stays where it is, in
 # shards, and only the matrices of one step travel. What the owners save: bytes, and each product is
-# computed once and not n times. What it costs: an owner waits for the parts, and the others for its
-# result.
+# computed once and not n times. But an owner waits for the parts, and the others for its result.
 #
 # Rank 0 in the second step of ZeRO 1 on four ranks. Between the gradients and the gather of the parameters
 # are two all-to-alls, the parts on their way to the owners and the results on their way back:
@@ -227,4 +226,4 @@ check("11c.owners_compute", solution("11c.owners_compute"))
 # | `WholeMatrices` | Moonlight's Distributed Muon (everywhere), K. Jordan's and Dion's owner-computes |
 # | `--nesterov` | PyTorch `SGD(nesterov=True)` |
 #
-# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). All of them are in the [index](README.md).
+# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). All lessons are in the [index](README.md).

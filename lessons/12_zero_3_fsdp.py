@@ -50,9 +50,9 @@ from minidist.report import show, step
 # ## 3 The idea and its picture
 #
 # Keep only 1/n of the *parameters* too. **A layer's weights are gathered just before it computes
-# and dropped right after**, so everything that grows with the model is divided by n. What it saves:
-# with Adam in mixed precision 16 B per parameter become 16/n. What it costs: more bytes on the
-# links, for every micro-batch, and waiting for them unless the next gather runs while a layer computes.
+# and dropped right after**, so everything that grows with the model is divided by n. With Adam in
+# mixed precision 16 B per parameter become 16/n. It costs more bytes on the links, for every
+# micro-batch, and waiting for them unless the next gather runs while a layer computes.
 #
 # One gather, message by message: before it each rank has 2 of 8 weights, after it all of them. They are
 # dropped again when the layer has computed.
@@ -374,4 +374,4 @@ spent("12")
 # a step, and it does not become less with fewer tokens in a micro-batch.
 #
 # Next: [14 Tensor parallel](14_tensor_parallel.ipynb). Side room: [12b Offload](12b_offload.ipynb).
-# All of them are in the [index](README.md).
+# All lessons are in the [index](README.md).

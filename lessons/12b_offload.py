@@ -56,10 +56,10 @@ from minidist.techniques.offload.optimizer import OffloadedOptimizer
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Move what is needed rarely, and move it while something computes**: the optimizer's state is used once
-# per step, a block's input once in forward and once in backward. What it saves: 8 of 16 B per parameter
-# here in float32 (in mixed precision 12 of 16), or all activations but one block's. What it costs: bytes
-# on the link, and time only where the link is slower than what hides it.
+# **Move what is needed rarely, and move it while something computes**: the optimizer's state is
+# used once per step, a block's input once in forward and once in backward. It saves 8 of 16 B per
+# parameter here in float32 (in mixed precision 12 of 16), or all activations but one block's. It
+# costs bytes on the link, and time only where the link is slower than what hides it.
 #
 # A network of eight layers, whose Adam is on the device or on the host behind a link:
 
@@ -284,4 +284,4 @@ check("12b.offloaded_step", solution("12b.offloaded_step"))
 # | `--offload activations` without it, `SavedOnHost` | PyTorch `torch.autograd.graph.save_on_cpu` |
 # | pieces on their way while others step | DeepSpeed `"pin_memory"`, `"pipeline_read"`, `"pipeline_write"` |
 #
-# Next: [14 Tensor parallel](14_tensor_parallel.ipynb). All of them are in the [index](README.md).
+# Next: [14 Tensor parallel](14_tensor_parallel.ipynb). All lessons are in the [index](README.md).

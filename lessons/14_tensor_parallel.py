@@ -59,10 +59,10 @@ from minidist.report.tiles import model_tiles, tiles_figure
 # ## 3 The idea and its picture
 #
 # Train a layer whose matrices do not fit on one rank: **cut the first matrix into columns and the
-# second into rows, and one all-reduce each way is the only communication.** What it saves:
-# parameters, gradients, optimizer state and the inner activations are divided by the number of ranks t.
-# What it costs: four all-reduces of the activations per layer and micro-batch, for which all ranks wait;
-# so t stays within the fastest links.
+# second into rows, and one all-reduce each way is the only communication.** Parameters, gradients,
+# optimizer state and the inner activations are divided by the number of ranks t. It costs four
+# all-reduces of the activations per layer and micro-batch, for which all ranks wait; so t stays
+# within the fastest links.
 #
 # A small GPT of one layer on two ranks. The colour shows which rank holds a tile; grey is held by both.
 # The attention's matrices are `c_attn` (Q, K and V side by side) and `attn.c_proj`. Each of the three

@@ -55,10 +55,11 @@ from minidist.nn import causal_attention_composite
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Split what tensor parallelism leaves whole: the rows (tokens) between the layers, and the logits.** An
-# all-reduce becomes a reduce-scatter and an all-gather, and of what lies between the two each of t ranks
-# keeps a t-th. What it costs: one more gather in backward for each layer that reads a gathered input (two
-# per block), and the gradients of the norms' weights, now parts, have to be summed.
+# **Split what tensor parallelism leaves whole: the rows (tokens) between the layers, and the
+# logits.** An all-reduce becomes a reduce-scatter and an all-gather, and of what lies between the
+# two each of t ranks keeps a t-th. It costs one more gather in backward for each layer that reads a
+# gathered input (two per block), and a sum of the gradients of the norms' weights, of which each
+# rank has a part.
 #
 # The block of lesson 14 with dropout, and its rows whole or split:
 
@@ -314,4 +315,4 @@ check("14b.split_cross_entropy", solution("14b.split_cross_entropy"))
 #
 # Careful with the word: in DeepSpeed "sequence parallelism" is Ulysses, which is lesson 22.
 #
-# Next: [14c Experts](14c_experts.ipynb). All of them are in the [index](README.md).
+# Next: [14c Experts](14c_experts.ipynb). All lessons are in the [index](README.md).

@@ -57,8 +57,8 @@ from minidist.report import show
 #
 # Have many MLPs, and let each token use one or two of them: many times the parameters for the same
 # work per token. **The experts are distributed over ranks, and an all-to-all moves tokens, not
-# weights.** What it saves: n ranks hold n times as many experts. What it costs: four all-to-alls
-# per layer and step, and slots, so that some tokens find their expert full.
+# weights.** Then n ranks hold n times as many experts. It costs four all-to-alls per layer and
+# step, and slots, so that some tokens find their expert full.
 #
 # One layer on four ranks, forward and backward. Router, attention and embeddings are on all ranks;
 # each expert is whole and on one rank. In the picture all ranks send the same amount to all others, whatever
@@ -335,5 +335,5 @@ check("14c.dispatch", solution("14c.dispatch"))
 # | `aux_loss_weight` | Megatron-LM `--moe-aux-loss-coeff`; Switch alpha = 0.01 |
 # | `ExpertTensorParallel` | Megatron-LM `--expert-tensor-parallel-size`; DeepSpeed-MoE expert slicing |
 #
-# Next: [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb). All of them are in the
+# Next: [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb). All lessons are in the
 # [index](README.md).

@@ -60,10 +60,10 @@ from minidist.report.gantt import as_traces, gantt
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Put the stages of a model on ranks, and keep them all busy with micro-batches.** What it saves:
-# each rank holds 1/p of the model, and messages are few: activations and gradients at p - 1 stage
-# boundaries. What it costs: at the start and at the end of a step stages wait, the *bubble*; and
-# activations of many micro-batches are alive.
+# **Put the stages of a model on ranks, and keep them all busy with micro-batches.** Each rank holds
+# 1/p of the model, and messages are few: activations and gradients at p - 1 stage boundaries. But
+# at the start and at the end of a step stages wait, the *bubble*; and activations of many
+# micro-batches are alive.
 #
 # Four stages, four micro-batches. Above, the naive pipeline: a micro-batch goes through all stages
 # and back before the next one starts, so one stage works and three wait. Below, GPipe: while stage
@@ -334,4 +334,4 @@ story("16")
 # | `--pp` | Megatron-LM `--pipeline-model-parallel-size` |
 #
 # Next: [17 1F1B](17_1f1b.ipynb). Side room: [16b Batch norm and
-# micro-batches](16b_batch_norm.ipynb). All of them are in the [index](README.md).
+# micro-batches](16b_batch_norm.ipynb). All lessons are in the [index](README.md).

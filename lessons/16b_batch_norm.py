@@ -61,9 +61,9 @@ from minidist.report.frame import new_figure, tidy
 #
 # Until here a batch could be cut wherever one liked: gradients are sums over rows. **Batch
 # normalisation looks at all rows of what it is given, so each way of cutting a batch computes
-# something else; ranks that merge their statistics compute what one device does.** What it saves: the
-# result of a large batch on small memories. What it costs: messages in every norm, forward and
-# backward, for which all ranks wait.
+# something else; ranks that merge their statistics compute what one device does.** It saves the
+# result of a large batch on small memories. It costs messages in every norm, forward and backward,
+# for which all ranks wait.
 #
 # The gradient of the first convolution, from 16 images in one or more micro-batches:
 
@@ -296,4 +296,4 @@ check("16b.sync_batch_norm", solution("16b.sync_batch_norm"))
 # | statistics of micro-batches in training | "ghost batch normalization" (Hoffer et al. 2017) |
 # | `RunningStatistics.combine` | PyTorch DDP's `broadcast_buffers` sends rank 0's instead, and forgets those of the others |
 #
-# Next: [17 1F1B](17_1f1b.ipynb). All of them are in the [index](README.md).
+# Next: [17 1F1B](17_1f1b.ipynb). All lessons are in the [index](README.md).

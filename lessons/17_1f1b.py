@@ -61,8 +61,8 @@ from minidist.report.gantt import as_traces, gantt
 # ## 3 The idea and its picture
 #
 # **As soon as a stage can run a backward, it does**, because that frees the activations of a
-# micro-batch: one forward, one backward, in turn (*1F1B*). What it saves: memory, with GPipe's bubble.
-# What it costs: only a more careful order, without which stages wait (part 6).
+# micro-batch: one forward, one backward, in turn (*1F1B*). It saves memory, with GPipe's bubble. It
+# costs only a more careful order, without which stages wait (part 6).
 #
 # GPipe and 1F1B on four stages with eight micro-batches. Look at the numbers on stage 0 (the top
 # row): below, B0 runs before F4.
@@ -315,4 +315,4 @@ story("17")
 #
 # Next: [19 Zero bubble](19_zero_bubble.ipynb). Side rooms: [17b PipeDream and weight
 # stashing](17b_pipedream_and_weight_stashing.ipynb), [17c Two versions of the
-# weights](17c_two_versions.ipynb). All of them are in the [index](README.md).
+# weights](17c_two_versions.ipynb). All lessons are in the [index](README.md).

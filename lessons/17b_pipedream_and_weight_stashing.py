@@ -55,8 +55,8 @@ from minidist.report.version_gantt import version_gantt
 #
 # 1F1B still drains at the end of every step, because the update comes when all gradients are there.
 # PipeDream does not wait. Then a mini-batch's forward and its backward would see different weights.
-# So **each mini-batch keeps the weights that it began with**, in a *stash*. What it saves: the
-# bubble. What it costs: p - s versions of the weights on stage s, and gradients that are late.
+# So **each mini-batch keeps the weights that it began with**, in a *stash*. It saves the bubble. It
+# costs p - s versions of the weights on stage s, and gradients that are late.
 #
 # The colour is the version of the weights that an action sees, a red line an update. Follow one
 # mini-batch: on a stage its F and its B have one colour. Follow one *stage*: between them the
@@ -329,5 +329,5 @@ check("17b.stashing", solution("17b.stashing"))
 # | mini-batch of a stream | PipeDream: "minibatch"; it is not cut into micro-batches, one piece goes through all stages |
 # | delayed gradients | asynchronous SGD; "staleness" (lesson 06c) |
 #
-# Next: [17c Two versions of the weights](17c_two_versions.ipynb). All of them are in the
+# Next: [17c Two versions of the weights](17c_two_versions.ipynb). All lessons are in the
 # [index](README.md).

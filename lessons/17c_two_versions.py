@@ -51,9 +51,9 @@ from minidist.report.version_gantt import version_gantt
 # ## 3 The idea and its picture
 #
 # **One update per batch, and each batch works with the weights before the last update: then two
-# versions are always enough.** The pipeline still never drains. What it saves: versions, p - 2 of
-# them on the first of p stages. What it costs: the last stage is late by one batch as well, and keeps
-# two versions where PipeDream keeps one there.
+# versions are always enough.** The pipeline still never drains. It saves versions, p - 2 of them on
+# the first of p stages. But the last stage is late by one batch as well, and keeps two versions
+# where PipeDream keeps one there.
 #
 # The colour is the version that an action sees, a red line is an update. Above PipeDream, below
 # 2BW; under the rows is how many versions each rank keeps:
@@ -296,4 +296,4 @@ check("17c.two_versions", solution("17c.two_versions"))
 # | `pipedream-2bw` | PipeDream-2BW (ICML 2021), "double-buffered weight updates" |
 # | `pipedream-vertical-sync` | *vertical sync* in PipeDream (SOSP 2019): a mini-batch uses on all stages the version that it found on stage 0, so all keep as many as stage 0 |
 #
-# Next: [19 Zero bubble](19_zero_bubble.ipynb). All of them are in the [index](README.md).
+# Next: [19 Zero bubble](19_zero_bubble.ipynb). All lessons are in the [index](README.md).

@@ -55,8 +55,8 @@ from minidist.report.gantt import as_traces, gantt
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Split backward in two, and let W fill the bubble.** What it saves: idle time. What it costs:
-# activations that live until W.
+# **Split backward in two, and let W fill the bubble.** It saves idle time. It costs activations
+# that live until W.
 #
 # The same work three times: F, I and W take 1 each (B is both, 2). Look at the grey, and at the
 # strips below, which show what it costs in activations, counted whole from F to W. (W needs only the
@@ -324,4 +324,4 @@ for name in names:
 # | post-validation | the same, Zero Bubble paper, section 4 |
 #
 # Next: [20 The 3-D mesh](20_the_3d_mesh.ipynb). Side room: [19b Two stages per
-# rank](19b_two_stages_per_rank.ipynb). All of them are in the [index](README.md).
+# rank](19b_two_stages_per_rank.ipynb). All lessons are in the [index](README.md).

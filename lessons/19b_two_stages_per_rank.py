@@ -286,4 +286,4 @@ check("19b.building_block", solution("19b.building_block"))
 # | `zb-v`: no idle time where F, I and W take the same, and 1F1B's memory | ZBV; V-ZB in the same paper; PyTorch `ScheduleZBVZeroBubble` |
 # | `dualpipe`, `dualpipev` | DeepSeek's DualPipe: two streams that meet; `minidist schedule dualpipe --stages 4 --microbatches 8` |
 #
-# Next: [20 The 3-D mesh](20_the_3d_mesh.ipynb). All of them are in the [index](README.md).
+# Next: [20 The 3-D mesh](20_the_3d_mesh.ipynb). All lessons are in the [index](README.md).

@@ -57,10 +57,9 @@ from minidist.planning.volumes import closed_form_bytes
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Ranks are a grid with one axis for each kind of parallelism, and the axis that sends most lies on
-# the fastest link.** What it saves: each kind alone stops paying off at some number of ranks; their
-# product continues to. What it costs: three kinds of messages, and a placement that decides what they
-# cost.
+# **Ranks are a grid with one axis for each kind of parallelism, and the axis that sends most lies
+# on the fastest link.** Each kind alone stops paying off at some number of ranks; their product
+# continues to. It costs three kinds of messages, and a placement that decides what they cost.
 #
 # Eight ranks as pp 2 x dp 2 x tp 2. The last axis is the fastest: its neighbours have neighbouring
 # numbers.
@@ -259,5 +258,5 @@ story("20")
 # | last axis fastest | Megatron-LM `--use-tp-pp-dp-mapping` and its rank order "tp-cp-ep-dp-pp" |
 #
 # Next: [22 Long context](22_long_context.ipynb). Side rooms: [20b Plan it](20b_plan_it.ipynb),
-# [20c Stages of equal time](20c_stages_of_equal_time.ipynb). All of them are in the
+# [20c Stages of equal time](20c_stages_of_equal_time.ipynb). All lessons are in the
 # [index](README.md).

@@ -49,8 +49,8 @@ from minidist.pipeline.timing import time_plan
 # ## 3 The idea and its picture
 #
 # **Count the work once, and predict the time of a step for every mesh from four numbers**: FLOP/s,
-# latency, bandwidth, and the FLOPs of one sample. What it saves: trying. What it costs: a model of the
-# machine, which is as good as its four numbers.
+# latency, bandwidth, and the FLOPs of one sample. It saves trying. It costs a model of the machine,
+# which is as good as its four numbers.
 #
 # The job and the machine of the case:
 
@@ -309,4 +309,4 @@ check("20b.fastest_mesh", solution("20b.fastest_mesh"))
 # | all meshes by a cost model | Alpa (inter- and intra-operator plans); Galvatron; Megatron-LM's rules of thumb ("Efficient Large-Scale Language Model Training", section 3) |
 # | `time_plan` | Zero Bubble's simulator |
 #
-# Next: [20c Stages of equal time](20c_stages_of_equal_time.ipynb). All of them are in the [index](README.md).
+# Next: [20c Stages of equal time](20c_stages_of_equal_time.ipynb). All lessons are in the [index](README.md).

@@ -45,8 +45,8 @@ from minidist.report.gantt import gantt
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Cut a model so that its slowest stage is as fast as can be.** What it saves: waiting, in every
-# micro-batch. What it costs: measuring the layers, and other cuts than the obvious ones.
+# **Cut a model so that its slowest stage is as fast as can be.** It saves waiting, in every
+# micro-batch. It costs measuring the layers, and other cuts than the obvious ones.
 #
 # A cut as a list of sizes, the times of its stages, and the plan of a step with them:
 
@@ -223,4 +223,4 @@ check("20c.stages_by_time", solution("20c.stages_by_time"))
 # | `minidist partition`, min-max cuts | GPipe's and PipeDream's partitioners; torchgpipe `balance_by_time` |
 # | `minidist profile` | PipeDream's profiler; DeepSpeed's flops profiler |
 #
-# Next: [22 Long context](22_long_context.ipynb). All of them are in the [index](README.md).
+# Next: [22 Long context](22_long_context.ipynb). All lessons are in the [index](README.md).

@@ -62,11 +62,10 @@ from minidist.report import show
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Keys and values are passed round a ring, and each rank's queries meet one block of them after the
-# other.** What it saves: all activations are divided by the P ranks, and no rank ever holds all
-# keys or all scores. What it costs: keys and values go round once in forward, and once more in
-# backward, together with their gradients; and weights are replicated, so their gradients are
-# summed.
+# **Keys and values are passed round a ring, and each rank's queries meet one block of them after
+# the other.** All activations are divided by the P ranks, and no rank ever holds all keys or all
+# scores. But keys and values go round once in forward, and once more in backward, together with
+# their gradients; and weights are replicated, so their gradients are summed.
 #
 # Here it is on four ranks, with 2 numbers in place of a block of keys and values. Step through it:
 # every rank sees every block once, and holds one at a time.

@@ -59,10 +59,10 @@ from minidist.report import show
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **An all-to-all turns some tokens of all heads into all tokens of some heads, and another one turns
-# the output back.** What it saves: bytes, which shrink as 1/P, and attention itself is that of one
-# device, whatever its mask or its kernel. What it costs: no message overlaps with computing, and the
-# number of heads must be a multiple of the number of ranks.
+# **An all-to-all turns some tokens of all heads into all tokens of some heads, and another one
+# turns the output back.** It saves bytes, which shrink as 1/P, and attention itself is that of one
+# device, whatever its mask or its kernel. But no message overlaps with computing, and the number of
+# heads must be a multiple of the number of ranks.
 #
 # Four ranks, each with one token of four heads. The tens are the token, the ones the head. Step
 # through the exchange: rank r begins with a row of the table and ends with a column.
@@ -292,4 +292,4 @@ check("22b.ulysses", solution("22b.ulysses"))
 # | `UlyssesAttention`, `--attention ulysses` | DeepSpeed-Ulysses `DistributedAttention`; Megatron-LM `--cp-comm-type a2a` |
 # | `UlyssesRingAttention`, `--attention ulysses-ring --ulysses 2` | USP, LoongTrain's 2D-Attention; Megatron-LM `--cp-comm-type a2a+p2p` |
 #
-# Next: [22c Documents](22c_documents.ipynb). All of them are in the [index](README.md).
+# Next: [22c Documents](22c_documents.ipynb). All lessons are in the [index](README.md).

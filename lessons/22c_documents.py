@@ -53,10 +53,10 @@ from minidist.parallel.context import AllGatherAttention, document_ids, document
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Gather all keys and values, and mask whatever may not be seen.** What it saves: bytes in backward. (A
-# ring can apply any mask too. But which blocks it may skip then depends on the text.) What it costs: each rank has the keys and values of all tokens for the
-# time of one layer, which are few when many query heads share them; and no message overlaps with
-# computing.
+# **Gather all keys and values, and mask whatever may not be seen.** It saves bytes in backward. (A
+# ring can apply any mask too. But which blocks it may skip then depends on the text.) But each rank
+# has the keys and values of all tokens for the time of one layer, which are few when many query
+# heads share them; and no message overlaps with computing.
 #
 # The library's attention, forward and backward, with what it computes as time on the clock:
 
@@ -229,4 +229,4 @@ check("22c.visible", solution("22c.visible"))
 # | `AllGatherAttention`, `--attention all-gather` | Llama 3's context parallelism; Megatron-LM `--cp-comm-type all_gather` |
 # | `documents(ids)`, `--document-separator` | document mask, `cu_seqlens` of FlashAttention, Megatron-LM `--reset-attention-mask` |
 #
-# Next: [26 It will fail](26_it_will_fail.ipynb). All of them are in the [index](README.md).
+# Next: [26 It will fail](26_it_will_fail.ipynb). All lessons are in the [index](README.md).

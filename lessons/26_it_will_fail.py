@@ -50,9 +50,9 @@ from minidist.report.frame import new_figure, tidy
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **State is a set of named global tensors**, not one file per rank; **and a save either has happened
-# or has not**, whenever a rank dies. What it saves: everything but the work since the last save, on any
-# number of ranks. What it costs: a save now and then; how often is a formula.
+# **State is a set of named global tensors**, not one file per rank; **and a save either has
+# happened or has not**, whenever a rank dies. It saves everything but the work since the last save,
+# on any number of ranks. It costs a save now and then; how often is a formula.
 #
 # One simulated job with random failures, which saves after every `interval` hours of work:
 
@@ -375,4 +375,4 @@ story("26")
 # | `--every` | torchtitan `checkpoint.interval`; Megatron-LM `--save-interval` |
 
 #
-# Next: [28 The museum of bugs](28_the_museum.ipynb). All of them are in the [index](README.md).
+# Next: [28 The museum of bugs](28_the_museum.ipynb). All lessons are in the [index](README.md).

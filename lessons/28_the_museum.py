@@ -40,9 +40,10 @@ unseen_guess = predict("bugs of ten whose loss is at most 5 % worse", example=2)
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **A falling loss proves nothing; compare every gradient and weight with one device.** About half of the
-# bugs in this museum were reported in public code, each with a link; the others are bugs of the same kind.
-# What it saves: a model that is trained wrongly, and nobody knows. What it costs: one run more.
+# **A falling loss proves nothing; compare every gradient and weight with one device.** About half
+# of the bugs in this museum were reported in public code, each with a link; the others are bugs of
+# the same kind. It saves you from a model that is trained wrongly without anybody's knowing. It
+# costs one run more.
 #
 # Exhibit 13a: the input and the output embedding of a model are one matrix. In a pipeline they are
 # on two stages, and the sum of their two gradients was forgotten, so that two copies drift apart.
@@ -249,4 +250,4 @@ story("28")
 # | `--check-replicas` | Megatron-LM `--check-weight-hash-across-dp-replicas-interval` |
 #
 # This was the last lesson of the core. Side room: [28b Each sample
-# once](28b_each_sample_once.ipynb). All of them are in the [index](README.md).
+# once](28b_each_sample_once.ipynb). All lessons are in the [index](README.md).

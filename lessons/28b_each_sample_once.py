@@ -48,8 +48,8 @@ from minidist.techniques.data_ledger.ledger import digest
 # ## 3 The idea and its picture
 #
 # **Ranks add up a hash of the number of each sample that they have read, and compare the total with
-# that of the data set.** What it saves: nothing is sent whose size grows with the data. What it costs:
-# a few bytes from each rank to every other one.
+# that of the data set.** Nothing is sent whose size grows with the data. It costs a few bytes from
+# each rank to every other one.
 #
 # Four ranks read 24 samples. A rank's *digest* is the sum of the hashes of the numbers that it has read,
 # modulo 2^64, as all sums below:
