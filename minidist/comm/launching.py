@@ -21,7 +21,7 @@ from minidist.base.interrupts import EXIT_CODE, interrupted
 from minidist.base.limits import check_ranks
 from minidist.base.process import tune_process
 from minidist.comm.launched import launched_size
-from minidist.comm.program_lines import lines_of
+from minidist.comm.program_lines import lines_of, print_exception
 
 if TYPE_CHECKING:
     import argparse
@@ -85,6 +85,11 @@ def launch(
         from minidist.comm.mpi.start import refuse
 
         refuse("minidist: " + "\n  ".join(lines_of(error)), error.exit_code)
+    except Exception:
+        # A program may catch it. Where it ends the program, Python prints it by this function.
+        if sys.excepthook is sys.__excepthook__:
+            sys.excepthook = print_exception
+        raise
 
 
 def parser() -> "argparse.ArgumentParser":

@@ -64,6 +64,7 @@ from minidist.comm.mpi.start import Starting, abort, meet, start_limit
 from minidist.comm.mpi.stream import MPIRequest, Stream
 from minidist.comm.mpi.waits import Entering, Returned, Wait, doing, state_of
 from minidist.comm.mpi.watchdog import Watchdog
+from minidist.comm.remedies import check_takes_comm, with_remedies
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MismatchError, RankDeadError, UsageError
@@ -164,7 +165,8 @@ class MPIWorld(FindsLines):
 
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         """Return `[main(comm, ...)]`, this rank's result, after a check that no message was left over."""
-        with interruptible():
+        check_takes_comm(main)
+        with interruptible(), with_remedies():
             result = has_run(main(self.comm, *arguments, **keywords), main, self.rank)
         self.finish()
         return [result]

@@ -23,6 +23,7 @@ from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError, Unwait
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import check_checks, check_record
 from minidist.comm.message_checks import CheckedCall
+from minidist.comm.remedies import check_takes_comm, with_remedies
 from minidist.comm.sim.checks import KEPT_CALLS, BufferWatch, CallWatch, Lines, Recorder, Totals
 from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
@@ -104,6 +105,7 @@ class SimWorld(FindsLines, Sim):
             )
         if not callable(main):
             raise UsageError(f"SimWorld.run({quoted(main)}); pass a function, which each rank calls with its comm")
+        check_takes_comm(main)
         self.place, self.looking_ahead, self.in_run = "", False, True
         self.thread = get_ident()  # that runs the ranks
         self.programs: dict[int, int] = {}  # ranks whose program runs in another thread: its identifier
@@ -204,7 +206,8 @@ class SimWorld(FindsLines, Sim):
         self._switched(self.state.running)
         rank, result = comm.rank, None
         try:
-            result = has_run(main(comm, *arguments, **keywords), main, rank)
+            with with_remedies():
+                result = has_run(main(comm, *arguments, **keywords), main, rank)
         except SystemExit as end:  # `sys.exit()` is one way to return
             if end.code:
                 raise
