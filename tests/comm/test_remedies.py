@@ -42,7 +42,7 @@ def a_loss():
         (lambda comm: a_loss().numpy(), r"Tensor has no numpy: write x.data$"),
         (lambda comm: f"{a_loss():.3f}", r"loss.item\(\)"),
         (lambda comm: a_loss() > 3, r"compared.*loss.item\(\)"),
-        (lambda comm: 3 <= a_loss(), r"compared.*loss.item\(\)"),
+        (lambda comm: a_loss() <= 3, r"compared.*loss.item\(\)"),
         (lambda comm: np.tanh(a_loss()), r"x.tanh\(\)"),
         (lambda comm: np.tanh(next(MLP([4, 3]).parameters())), r"x.tanh\(\)"),
         (lambda comm: MLP([4, 3]).cuda(), r'MLP has no cuda: write model.to\("cuda"\)$'),
