@@ -32,27 +32,26 @@
 import numpy as np
 
 from minidist import BufferReuseError, DeadlockError, MismatchError, SimWorld
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 from minidist.course.story import story
-from minidist.report import draw, show
+from minidist.report import show, step
 
 # %% [markdown]
 # ## 2 Predict
 #
-# A program *hangs* when some rank waits for ever.
+# A program *hangs* when some rank waits for ever. A message has 24 B here.
 
 # %%
 synchronous = predict("programs that hang when every send waits for its receive", example=4)
-buffered = predict("programs that hang when every send is buffered", example=0)
+buffered = predict("programs that hang when up to 1,000 B are buffered", example=0)
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
 # **Do not assume that a send returns before its receive.** The length up to which a message is
-# buffered differs between libraries: we measured limits of 4,032 B, 8,192 B and 65,536 B, and one
-# library that buffers no message. A program that relies on buffers works until its messages grow. A
-# correct program has an order of sends and receives that was chosen on purpose, and does not hang
-# when a message becomes longer. What it costs: that order can take one more round of messages.
+# buffered differs between libraries, and is a setting of each (part 10). A program that relies on buffers
+# works until its messages grow. A correct program has an order of sends and receives that was chosen on
+# purpose, and does not hang when a message becomes longer. That order can cost one more round of messages.
 #
 # The picture shows program 1 when sends wait. The red bars are ranks that wait, and the arrows from
 # them form a circle: each waits for the next one.
@@ -67,18 +66,10 @@ def send_then_receive(comm):
     return incoming[0]
 
 
-def drawn(way, traces):
-    """The picture, and the command that draws it with your own number of ranks."""
-    ranks = f"--ranks {len(traces)} --trace t.jsonl"
-    script = f"minidist run mpi_examples/1_messages/ring_exchange.py --way {way} {ranks}"
-    header = {"name": way.replace("_", " "), "command": f"{script}; minidist report t.jsonl"}
-    return draw("space-time", traces, header)
-
-
 world = SimWorld(4)
 with expect(DeadlockError):
     world.run(send_then_receive)
-show(drawn("send_then_receive", world.traces))
+picture("space-time", world, "part 3 of lesson 03", name="send, then receive")
 
 # %% [markdown]
 # ## 4 The code
@@ -112,9 +103,7 @@ def both_at_once(comm):
 # to ranks that receive, and then it is the other way round; no ranks wait in a circle.
 
 # %%
-from minidist import report
-
-show(report.step(even_odd, 4), "Even ranks send first, odd ranks receive first.")
+show(step(even_odd, 4), "Even ranks send first, odd ranks receive first.")
 
 # %% [markdown]
 # ## 5 Check
@@ -154,7 +143,9 @@ for eager_bytes in (0, 23, 24, 1000):
 
 # %% [markdown]
 # The programs that run agree with each other, and differ in time. When all ranks send at once the
-# exchange takes one message time; in two rounds it takes two:
+# exchange takes one message time; in two rounds it takes two. (On this clock the bytes travel while the
+# send waits. A library that sends a long message only after the receiver has answered needs three rounds
+# for an odd number of ranks; when only rank 0 receives first, all its messages follow one another.)
 
 # %%
 expected = np.roll(np.arange(4.0), 1)
@@ -163,7 +154,7 @@ for program in (even_odd, both_at_once):
     received = np.array(world.run(program))
     off = np.abs(received - expected).max()
     print(f"{program.__name__}: max |received - expected| = {off:g}, {world.end_time * 1e6:.4f} µs")
-    show(drawn(program.__name__, world.traces))
+    picture("space-time", world, "part 5 of lesson 03", name=program.__name__)
 
 
 # %% [markdown]
@@ -171,8 +162,8 @@ for program in (even_odd, both_at_once):
 #
 # There is a fifth way: `isend` and `irecv` start an operation and return at once, and `wait` ends it.
 # No rank waits in a circle, but between the two calls the buffer belongs to the operation. A program
-# that changes it earlier can send wrong numbers, and an MPI library reports *nothing*. Here a checksum
-# of the buffer is taken at the start and compared at the end:
+# that changes it earlier can send wrong numbers, and an MPI library reports *nothing*. The simulated world
+# compares a checksum of the buffer at the start with one at the end. First without its checks, then with:
 
 
 # %%
@@ -184,8 +175,12 @@ def reuse_too_early(comm):
         request.wait()
     else:
         comm.recv(buffer, 0)
+    return buffer
 
 
+_, arrived = SimWorld(2, checks=False).run(reuse_too_early)
+print("rank 0 sent [0. 0. 0.], and rank 1 received", arrived)
+assert (arrived == 1).all()
 with expect(BufferReuseError):
     SimWorld(2).run(reuse_too_early)
 
@@ -212,9 +207,10 @@ with expect(MismatchError):
 #
 # Each function sends `outgoing` to the right neighbour and returns what came from the left one, for
 # any number of ranks (one rank is its own neighbour). The first may use `send` and `recv` only, the
-# second `sendrecv` only, the third `isend`, `irecv` and `wait` only. The time is judged too: with
-# `send` and `recv` two rounds of messages are enough for any even or odd number of ranks; the other
-# two ways take one round.
+# second `sendrecv` only, the third `isend`, `irecv` and `wait` only. On the virtual clock the first takes
+# two message times for any even or odd number of ranks, and the other two take one.
+#
+# Judged: what every rank returns; the methods that are used; time (par).
 
 
 # %%
@@ -241,8 +237,7 @@ for name, function in (
     check(f"03.{name}", function)
 
 # %% [markdown]
-# Our solutions, and what the check says to them. Compare the times: with `send` and `recv` the
-# exchange takes a second round.
+# Our solutions, and what the check says to them:
 
 # %%
 for name in ("by_order", "by_sendrecv", "by_requests"):
@@ -252,16 +247,14 @@ for name in ("by_order", "by_sendrecv", "by_requests"):
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - A program is correct when it runs with **every send synchronous**. Test it that way; minidist's
-#   simulated world does by default.
+# - A program that runs with **every send synchronous** does not depend on buffers. Test it that way;
+#   minidist's simulated world does by default.
 # - A deadlock is a **circle** of ranks that wait for each other. Break it with an order, with
 #   `sendrecv`, or with `isend`, `irecv` and `wait`. When all ranks send at once the exchange takes
 #   the time of one message; with an order it takes that of two.
 
 # %% [markdown]
-# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row:
+# The job so far:
 
 # %%
 story("03")
@@ -291,5 +284,5 @@ story("03")
 # | `sendrecv` | MPI `Sendrecv`; PyTorch `dist.batch_isend_irecv`; NCCL `ncclGroupStart` ... `ncclGroupEnd` |
 # | the watchdog | PyTorch `TORCH_NCCL_ASYNC_ERROR_HANDLING`, `init_process_group(timeout=...)` |
 #
-# Next: [04 All-reduce without a boss](04_all_reduce_without_a_boss.ipynb). All of them are in the
+# Next: [04 All-reduce without a root](04_all_reduce_without_a_boss.ipynb). All lessons are in the
 # [index](README.md).

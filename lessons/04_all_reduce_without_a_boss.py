@@ -7,30 +7,28 @@
 # ---
 
 # %% [markdown]
-# # 04 All-reduce without a boss
+# # 04 All-reduce without a root
 #
 # *30 minutes. Before it: 00, 03.*
 #
 # ## 1 The case
 #
 # Eight ranks have a gradient of 1,000 numbers each, 8,000 B. Every rank needs the sum of all eight.
-# This is an *all-reduce*. The obvious way is that of lesson 00, with a boss: all send their gradient
-# to rank 0, which adds them up and sends the sum back to each. Then rank 0 sends and receives the
-# gradients of all others.
+# This is an *all-reduce*. The obvious way is that of lesson 00, with rank 0 as the *root*: all send
+# their gradient to rank 0, which adds them up and sends the sum back to each.
 #
-# A way without a boss: the ranks form a ring, and each sends only to its right neighbour. The array
+# A way without a root: the ranks form a ring, and each sends only to its right neighbour. The array
 # is cut into eight chunks, and each chunk travels round the ring, first to be added up, then to be
-# passed on as a finished sum. Every rank sends the same.
+# passed on as a finished sum. Every rank sends the same number of bytes.
 #
 # How many bytes leave rank 0 in the first way, and how many in the second?
 
 # %%
 import numpy as np
 
-from minidist import LinkModel, SimWorld, all_gather, all_reduce
+from minidist import LinkModel, SimWorld, all_reduce, report
 from minidist.course.lesson import check, picture, predict, reveal, solution
 from minidist.course.story import story
-from minidist.report import show
 
 # %% [markdown]
 # ## 2 Predict
@@ -39,7 +37,7 @@ from minidist.report import show
 
 # %%
 guess = {
-    "naive": predict("bytes that leave rank 0, the boss of 8", example=8_000, unit="B"),
+    "naive": predict("bytes that leave rank 0, the root of 8", example=8_000, unit="B"),
     "ring": predict("bytes that leave rank 0 in the ring of 8", example=8_000, unit="B"),
 }
 
@@ -48,10 +46,10 @@ guess = {
 #
 # Sum an array over all ranks so that **every rank has the sum and no rank sends more than another**.
 # The sum takes two halves: after the *reduce-scatter* each rank has one chunk of the sum, and the
-# *all-gather* gives all chunks to all ranks. With a boss, n - 1 whole arrays go into one rank and
-# n - 1 come out of it. The ring sends less than two arrays from each rank, however many ranks there
-# are. What it costs: 2 (n-1) steps one after the other, and each takes the *latency* of a message,
-# the time that even an empty one needs.
+# *all-gather* gives all chunks to all ranks. With a root, n - 1 whole arrays go into one rank and
+# n - 1 come out of it. The ring saves bytes: less than two arrays leave each rank, however many ranks
+# there are. It costs 2 (n-1) steps one after the other, and each takes the *latency* of a message, the
+# time that even an empty one needs. For a part of it, the *overhead*, a rank is busy with the message.
 #
 # Four ranks have 12 numbers each, so a chunk has 3 numbers (24 B). In the first three steps sums are
 # formed, and in three more they are distributed:
@@ -63,8 +61,7 @@ def summed(comm, size, algorithm):
     return all_reduce(comm, array, algorithm=algorithm)
 
 
-# Latency, seconds per byte, and for how much of the latency a rank is busy with a message.
-network = LinkModel(alpha=1e-6, beta=1e-10, overhead=0.25e-6)
+network = LinkModel(alpha=1e-6, beta=1e-10, overhead=0.25e-6)  # latency, seconds per byte, overhead
 world = SimWorld(4, links=network)
 world.run(summed, 12, "ring")
 command = (
@@ -75,57 +72,72 @@ picture("space-time", world, command, name="ring of 4")
 picture("bytes-matrix", world, f"{command} --picture bytes-matrix", name="ring of 4")
 
 # %% [markdown]
-# With a boss, all messages of the same sum are in rank 0's row and column:
+# With a root, all messages of the same sum are in rank 0's row and column:
 
 # %%
-boss = SimWorld(4, links=network)
-boss.run(summed, 12, "naive")
+world = SimWorld(4, links=network)
+world.run(summed, 12, "naive")
 command = command.replace("--elements", "--algorithm naive --elements")
-picture("bytes-matrix", boss, f"{command} --picture bytes-matrix", name="boss of 4")
+picture("bytes-matrix", world, f"{command} --picture bytes-matrix", name="root of 4")
 
 # %% [markdown]
 # The stepper shows what the chunks hold in between: the arrow keys go from message to message. A
 # colour is a chunk; it is filled when it holds the whole sum.
 
+
 # %%
-from minidist import report
-
-
 def eight_numbers(comm):
     all_reduce(comm, np.arange(8.0) + 10 * comm.rank, algorithm="ring")
 
 
-show(report.step(eight_numbers, 4), "A ring all-reduce of 8 numbers on 4 ranks.")
+report.show(report.step(eight_numbers, 4), "A ring all-reduce of 8 numbers on 4 ranks.")
 
 # %% [markdown]
 # ## 4 The code
 #
 # This is the first half, the reduce-scatter. Each rank sends to its right neighbour what it has just
-# added up; after n-1 steps the chunk with the rank's own number is complete. Here a chunk is one
-# number, and a rank returns its own chunk. All numbers are 1 on rank 0, 10 on rank 1, 100 on rank 2
-# and 1000 on rank 3, so a sum shows which ranks are in it.
+# added up. Chunk j starts at rank j + 1, so after n-1 steps it is complete on rank j. Here a chunk is
+# one number, and a rank returns its own chunk. Chunk j is j + 1 on rank 0, 10 times that on rank 1, 100
+# times on rank 2 and 1000 times on rank 3, so the digits of a sum show which ranks are in it.
 
 
 # %%
 def own_sum(comm, numbers, steps):
-    travelling = numbers[[comm.rank - 1]]  # it ends at the rank before this one, after n - 1 steps
+    n, right, left = comm.size, (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    travelling = numbers[left]  # this chunk starts here, and ends at the left neighbour
     for step in range(steps):
         arrived = np.empty(1)
-        comm.sendrecv(travelling, (comm.rank + 1) % comm.size, arrived, (comm.rank - 1) % comm.size)
-        travelling = arrived + numbers[comm.rank - 2 - step]
+        comm.sendrecv(np.array([travelling]), right, arrived, left)
+        travelling = arrived[0] + numbers[(left - 1 - step) % n]
     return travelling
 
 
-def who_is_in_it(comm, steps=3):
-    return own_sum(comm, np.full(4, 10.0**comm.rank), steps)
+def digits(comm, steps=3):
+    return own_sum(comm, np.arange(1.0, 5.0) * 10.0**comm.rank, steps)
 
 
-print("complete chunks:", *SimWorld(4).run(who_is_in_it))
+print("complete chunks:", *SimWorld(4).run(digits))
 
 # %% [markdown]
-# The library's `reduce_scatter` ([ring.py](../minidist/core/collectives/ring.py)) does the same with
-# chunks of any size, also of 0 numbers. Its `all_gather` is the second half: each rank sends on the
-# chunk that it has received last, and adds nothing.
+# In the second half, the all-gather, each rank sends on what it has received last, and adds nothing:
+
+
+# %%
+def all_sums(comm, own):
+    n, travelling, arrived = comm.size, np.array([own]), np.empty(1)
+    sums = {comm.rank: own}
+    for step in range(n - 1):
+        comm.sendrecv(travelling, (comm.rank + 1) % n, arrived, (comm.rank - 1) % n)
+        travelling = arrived.copy()
+        sums[(comm.rank - 1 - step) % n] = travelling[0]
+    return [float(sums[chunk]) for chunk in range(n)]
+
+
+print("rank 3 has:", SimWorld(4).run(lambda comm: all_sums(comm, digits(comm)))[3])
+
+# %% [markdown]
+# The library does both with chunks of any size, also of 0 numbers
+# ([ring.py](../minidist/core/collectives/ring.py)).
 
 # %% [markdown]
 # ## 5 Check
@@ -164,10 +176,10 @@ assert whole_off == 0
 assert real_off < 1e-12
 
 # %% [markdown]
-# The boss's time grows with n, because n - 1 arrays go through one rank in each direction. The ring's
-# hardly grows once the array is large. For a small array the boss is faster: the ring waits for
-# 2 (n-1) latencies one after the other, where the boss is busy with each message for a quarter of a
-# latency. Lesson 05 finds what is better than both.
+# The root's time grows with n, because n - 1 arrays go through one rank in each direction. The ring's
+# never exceeds that of twice the array, here 1,600 µs, plus the latencies. For a small array the root is
+# faster: the ring waits for 2 (n-1) latencies one after the other, where the root is busy with each
+# message for its overhead, a quarter of a latency. Lesson 05 finds what is better than both.
 
 # %%
 print(f"{'':8} {'80 B':>24}   {'8 MB':>26}")
@@ -179,7 +191,7 @@ for ranks in (2, 4, 8, 16):
             world.run(summed, size, algorithm)
             times.append(world.end_time * 1e6)
     print(
-        "{:2} ranks: ring {:5.1f} µs, boss {:4.1f} µs   ring {:6.0f} µs, boss {:6.0f} µs".format(
+        "{:2} ranks: ring {:5.1f} µs, root {:4.1f} µs   ring {:6.0f} µs, root {:6.0f} µs".format(
             ranks, *times
         )
     )
@@ -195,25 +207,28 @@ for ranks in (2, 4, 8, 16):
 
 # %%
 def one_step_too_few(comm):
-    part = who_is_in_it(comm, steps=comm.size - 2)  # should be comm.size - 1
-    return all_gather(comm, part)
+    return all_sums(comm, digits(comm, steps=comm.size - 2))  # should be comm.size - 1
 
 
 results = SimWorld(4).run(one_step_too_few)
-print("ranks agree:", all(np.array_equal(result, results[0]) for result in results))
-print("rank 0 has:", results[0], "and should have 1111 everywhere")
+print("ranks agree:", all(result == results[0] for result in results))
+print("rank 0 has: ", results[0])
+print("and not:    ", SimWorld(4).run(lambda comm: all_sums(comm, digits(comm)))[0])
 
 # %% [markdown]
-# The digits show which rank is missing in each chunk. What is missing after two steps too few? Change
-# the 2, and run the cell again.
+# A 0 shows which rank is missing in a sum (444 is 0444). And each sum is in the place of another chunk, because rank r
+# has, one step before the end, chunk r + 1. What is missing after two steps too few? Change the 2, and
+# run the cell again.
 
 
 # %% [markdown]
 # ## 7 Exercise: the ring, for any size and any n
 #
-# Sum `array` over all ranks **in place**, with `comm.sendrecv` alone. The size need not be a multiple
-# of n, may be smaller than n, and may be 0; n may be 1. No rank may send more bytes than in our
-# solution.
+# Sum `array` over all ranks **in place**, with `comm.sendrecv` alone: both loops of part 4, where chunk j
+# is `np.array_split(array, n)[j]`, a view of the array. The size need not be a multiple of n, may be
+# smaller than n, and may be 0; n may be 1.
+#
+# Judged: the sum on every rank; bytes (par). The library's collectives may not be called.
 
 
 # %%
@@ -227,34 +242,16 @@ check("04.ring_all_reduce", ring_all_reduce)
 reveal("04.ring_all_reduce")
 check("04.ring_all_reduce", solution("04.ring_all_reduce"))
 
-
-# %% [markdown]
-# What the check says to a ring that passes on its own part instead of the sum:
-
-
-# %%
-def passes_on_its_own_part(comm, array):
-    total, part = array.copy(), np.empty_like(array)
-    for _ in range(comm.size - 1):
-        comm.sendrecv(array.copy(), (comm.rank + 1) % comm.size, part, (comm.rank - 1) % comm.size)
-        total += part
-    array[...] = total
-
-
-check("04.ring_all_reduce", passes_on_its_own_part)
-
 # %% [markdown]
 # ## 8 Takeaway
 #
 # - All-reduce = reduce-scatter + all-gather. Round a ring each is n-1 steps with one chunk.
-# - Each rank sends **2 (n-1)/n S** bytes for an array of S bytes: less than 2 S for any number of ranks,
-#   and no algorithm sends less (Patarasuk and Yuan, 2009). It takes **2 (n-1)** latencies, one after
-#   the other.
+# - Each rank sends **2 (n-1)/n S** bytes for an array of S bytes: less than 2 S for any number of ranks.
+#   With no algorithm does the busiest rank send less, unless the network itself adds (Patarasuk and Yuan,
+#   2009). It takes **2 (n-1)** latencies, one after the other.
 
 # %% [markdown]
-# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row:
+# The job so far:
 
 # %%
 story("04")

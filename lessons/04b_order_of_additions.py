@@ -34,9 +34,8 @@ from minidist.course.lesson import check, picture, predict, reveal, solution
 #
 # The ring cuts an array, or a bucket, into 8 chunks. The sum of a chunk starts at one rank and goes from
 # there to the others in turn. In which order is an element added up when its chunk starts at rank 2,
-# and in which when it starts at rank 5? About how many of the 1,000 elements are in a chunk with the
-# same number on both days? Another order changes the bits of a sum of these numbers in nearly three of
-# five cases. A fifth off is good enough for the first number.
+# and in which when it starts at rank 5? Another order changes the bits of a sum of these numbers in
+# nearly three of five cases. A fifth off is good enough for the first number.
 
 # %%
 bits_guess = predict("sums that have other bits", example=50)
@@ -47,9 +46,9 @@ bytes_guess = predict("bytes that leave rank 0 in rank order", example=28_000, u
 #
 # **The bits of a sum depend on the order of its additions, so add in the order of the ranks.** Each rank
 # sends its part of chunk j directly to rank j. Rank j keeps all parts until it can add them in the order
-# 0, 1, 2, and so on. Then every rank sends its finished chunk to all others. What it saves: the search for
-# a bug where there is none. What it costs: memory for all parts of one chunk, and messages to every
-# rank instead of to one neighbour, as in this picture of four ranks:
+# 0, 1, 2, and so on. Then the finished chunks go round the ring, which only copies. It saves the search
+# for a bug where there is none. It costs as much memory again as the array has and, in the first half,
+# messages to every rank instead of to one neighbour, as in this picture of four ranks:
 
 
 # %%
@@ -104,14 +103,14 @@ for chunk, order in enumerate(SimWorld(4).run(who_was_added_when)):
 
 # %%
 data = np.random.default_rng(0).normal(0, 100, (8, 1000))
-different, leaving = {}, {}
+different, leaving, whole = {}, {}, {}
 for algorithm in ("ring", "ordered"):
     worlds = [SimWorld(8), SimWorld(8)]
-    one, four = (
+    whole[algorithm], buckets = (
         world.run(summed, data, algorithm, cuts)[0]
         for world, cuts in zip(worlds, ([], [248, 496, 744]), strict=True)
     )
-    different[algorithm] = np.count_nonzero(one != four)
+    different[algorithm] = np.count_nonzero(whole[algorithm] != buckets)
     leaving[algorithm] = sum(message.nbytes for message in worlds[0].traces[0].sent())
     print(f"{algorithm:7}: {different[algorithm]} sums differ, {leaving[algorithm]:,} B sent")
 bits_guess.judge(different["ring"], within=0.2)
@@ -125,15 +124,15 @@ assert different["ordered"] == 0
 sequential = data[0].copy()
 for rank in range(1, 8):
     sequential += data[rank]
-print(f"max |parallel - single| = {np.abs(one - sequential).max():g}")
-assert np.array_equal(one, sequential)
+print(f"max |parallel - single| = {np.abs(whole['ordered'] - sequential).max():g}")
+assert np.array_equal(whole["ordered"], sequential)
 
 # %% [markdown]
 # ## 6 Break it
 #
 # Here each rank begins with its own part, and adds the parts of the ranks before it in turn. The order
-# on a rank never changes, but it is another one on each rank. So the ranks of a data-parallel job have
-# weights that differ in their last bits, and every step makes the difference larger:
+# on a rank never changes, but it is another one on each rank. When the sums are gradients, the weights of
+# the ranks differ in their last bits, and the next step goes on from there:
 
 
 # %%
@@ -155,8 +154,9 @@ assert any(not np.array_equal(result, results[0]) for result in results)
 # ## 7 Exercise: a reduce-scatter in rank order
 #
 # Return this rank's chunk (as `np.array_split(array, n)` cuts it) of the sum over all ranks, added
-# in the order of the ranks: rank 0's part first, then rank 1's, and so on. All bits are compared. No
-# rank may send more bytes than in our solution.
+# in the order of the ranks: rank 0's part first, then rank 1's, and so on.
+#
+# Judged: all bits of the chunk; bytes (par). The library's collectives may not be called.
 
 
 # %%
@@ -176,7 +176,7 @@ check("04b.ordered_reduce_scatter", solution("04b.ordered_reduce_scatter"))
 # - A sum's bits depend on the order of its additions, and a ring's order depends on where the array
 #   is cut.
 # - `algorithm="ordered"` always adds in the order of the ranks, for the same **2 (n-1)/n S** bytes per
-#   rank, and with memory for n parts of a chunk.
+#   rank, and with as much memory again as the array has.
 #
 # ## 9 The same code under mpiexec
 #
@@ -191,8 +191,8 @@ check("04b.ordered_reduce_scatter", solution("04b.ordered_reduce_scatter"))
 #
 # | here | elsewhere |
 # |---|---|
-# | `all_reduce(algorithm="ordered")` | nothing exact; NCCL and MPI promise the same bits only for the same sizes and ranks |
+# | `all_reduce(algorithm="ordered")` | nothing exact; NCCL promises nothing; MPI recommends the same bits for the same arguments and ranks |
 # | the same bits in every run | PyTorch `torch.use_deterministic_algorithms`, for the operations of one device; JAX `--xla_gpu_deterministic_ops` |
 #
-# Next: [05 Latency or bandwidth?](05_latency_or_bandwidth.ipynb). All of them are in the
+# Next: [05 Latency or bandwidth?](05_latency_or_bandwidth.ipynb). All lessons are in the
 # [index](README.md).

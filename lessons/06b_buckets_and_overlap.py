@@ -37,31 +37,16 @@ buckets_guess = predict("best number of buckets", example=16)
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Send gradients before backward has ended.** What it saves: the time of the messages that are sent
-# while backward computes. What it costs: many small sums instead of one large one, and each takes the
-# latency again.
+# **Send gradients before backward has ended.** It saves the time of the messages that are sent while
+# backward computes. It costs many small sums instead of one large one, and each takes the latency
+# again.
 #
 # The model, the data and the links of the case:
 
 # %%
-from itertools import pairwise
-
 import numpy as np
 
-from minidist import (
-    MLP,
-    DistributedDataParallel,
-    FlatParameters,
-    FlopCounter,
-    GradientReducer,
-    LinkModel,
-    MismatchError,
-    SimWorld,
-    Tensor,
-    UnusedParameterError,
-    all_reduce,
-    cross_entropy,
-)
+from minidist import MLP, FlatParameters, LinkModel, SimWorld, Tensor, cross_entropy
 
 SIZES, RANKS, ROWS = [64] * 17, 4, 64
 links = LinkModel(alpha=8e-6, beta=1e-9, flops=3e10, memory_bandwidth=1e11)
@@ -70,17 +55,19 @@ rows, targets = rng.normal(size=(RANKS * ROWS, SIZES[0])), rng.integers(0, SIZES
 
 # %% [markdown]
 # This is one step of data parallelism. Backward tells the library's `GradientReducer` when it has
-# completed a gradient; part 4 shows what the reducer does then.
-
+# completed a gradient; part 4 shows what the reducer does then. A `FlopCounter` counts the operations
+# of forward and backward, from which the virtual clock computes their time.
 
 # %%
+from minidist import FlopCounter, GradientReducer
+
+
 def step(comm, buckets, algorithm="ring"):
     """Return the sum of the gradients over all ranks."""
     mine = slice(comm.rank * len(rows) // comm.size, (comm.rank + 1) * len(rows) // comm.size)
     model = MLP(SIZES, bias=False, dtype=np.float64)
     flat = FlatParameters(model.parameters())
-    # With smaller weights the outputs of 16 layers would be nearly 0 (He et al. 2015).
-    np.multiply(flat.data, 6**0.5, out=flat.data)
+    flat.data[:] *= 6**0.5  # the initialisation: smaller weights make outputs of nearly 0
     megabytes = flat.data.nbytes / buckets / 1e6
     reducer = GradientReducer(flat, comm, algorithm=algorithm, bucket_cap_mb=megabytes)
     reducer.observe()  # backward calls reducer.ready(p) for each parameter p, and reducer.finish()
@@ -136,18 +123,19 @@ for rank, order in enumerate(ORDERS):
 # %% [markdown]
 # ## 5 Check
 #
-# Of k buckets the first one can leave when 1/k of backward is done. From then on the links are busy,
-# for k times the latency of a ring and once the time of all bytes. That gives a formula for the step,
-# whose parts come from a run on one rank:
+# Of k buckets the first one can leave when 1/k of backward is done. Here the links are slower than
+# backward, so from then on they are busy, for k times the latency of a ring and once the time of all
+# bytes. That gives a formula for the step, whose parts come from a run on one rank. (Where the links
+# are faster than backward they wait for it between the buckets, and the formula does not hold.)
 
 # %%
+from itertools import pairwise
+
 alone = SimWorld(1, links=links)
 alone.run(step, 1)
 work = {span.name: span.end - span.start for span in alone.traces[0].spans}  # of 256 rows
-forward, backward = (
-    work["forward"] / RANKS,
-    work["backward"] / RANKS,
-)  # a rank has a quarter of them
+forward = work["forward"] / RANKS  # a rank has a quarter of them
+backward = work["backward"] / RANKS
 size = 8 * sum(n * m for n, m in pairwise(SIZES))
 ring_latency = 2 * (RANKS - 1) * links.alpha
 ring_bytes = 2 * (RANKS - 1) / RANKS * links.beta * size
@@ -166,7 +154,7 @@ best = min(ends, key=ends.get)
 buckets_guess.judge(best)
 print(
     "the formula is smallest at sqrt(backward / latency of a ring) = "
-    f"{np.sqrt(backward / ring_latency):.1f} buckets"
+    f"{np.sqrt(backward / ring_latency):.1f} buckets; of the five numbers {best} is best"
 )
 
 # %% [markdown]
@@ -197,8 +185,10 @@ for algorithm in ("ring", "ordered"):
 # A layer that forward does not use gets no gradient. So its bucket never gets complete, and all
 # buckets behind it wait for it. The library raises an error that names the parameter:
 
-
 # %%
+from minidist import DistributedDataParallel, UnusedParameterError
+
+
 def skips_a_layer(comm, **options):
     model = MLP([8, 8, 8, 8], dtype=np.float64)
     parallel = DistributedDataParallel(model, comm, **options)
@@ -219,8 +209,10 @@ print("with find_unused_parameters=True these took part as zeros:", ", ".join(ze
 # depends on the data. If a rank sends what is complete first, and not bucket 0 before bucket 1, different
 # buckets are added up:
 
-
 # %%
+from minidist import MismatchError, all_reduce
+
+
 def as_they_come(comm, length):
     gradients = {"attention": np.ones(6), "mlp": np.full(length, 100.0)}
     order = ["attention", "mlp"] if comm.rank == 0 else ["mlp", "attention"]
@@ -248,7 +240,8 @@ print("1 + 1 =", SimWorld(2).run(as_they_come, 6))
 # get on this rank: one, two (it is used twice), or none (unused here, but perhaps used on another
 # rank). `buckets[b]` is a list of parameters. `launch(b)` starts the sum of bucket b over all
 # ranks, as it is now, and returns something to `wait()` for. Let every bucket leave as early as it
-# may.
+# may. Judged: the sums, and that bytes and time are at most those of our solution; messages are only
+# printed.
 
 
 # %%
@@ -262,8 +255,7 @@ def bucketed_reducer(comm, backward, uses, buckets, launch):
 check("06b.bucketed_reducer", bucketed_reducer)
 
 # %% [markdown]
-# The sums of this one are right, but nothing is sent while backward runs, so it takes too long. Our
-# solution takes the time that is par:
+# The sums of this one are right, but nothing is sent while backward runs, so it takes longer than ours:
 
 # %%
 reveal("06b.bucketed_reducer")
@@ -275,8 +267,8 @@ check("06b.bucketed_reducer", solution("06b.bucketed_reducer"))
 # - Gradients are complete from the last layer to the first. So buckets begin with the last layer, and
 #   every rank launches them **in the same order**, each when its last contribution is there. An unused
 #   parameter must be declared, or its bucket waits for ever.
-# - With k buckets a step takes forward + backward/k + k · 2(n-1)α + 2(n-1)/n βS. When the links are the
-#   bottleneck, **k = sqrt(backward / (2(n-1)α))** is best.
+# - When the links are the bottleneck, a step with k buckets takes forward + backward/k + k · 2(n-1)α +
+#   2(n-1)/n βS, and **k = sqrt(backward / (2(n-1)α))** is best.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
@@ -293,8 +285,7 @@ check("06b.bucketed_reducer", solution("06b.bucketed_reducer"))
 # | launching while backward runs | DeepSpeed `overlap_comm`; Megatron-LM `--overlap-grad-reduce`; PyTorch DDP always |
 # | `find_unused_parameters` | PyTorch DDP `find_unused_parameters`; it looks for them before backward begins, minidist at its end |
 # | a parameter ready after its last use | PyTorch DDP `static_graph=True` for parameters used more than once under recomputation |
-# | `register_comm_hook` | PyTorch DDP `register_comm_hook` |
 # | a stream | a separate CUDA stream; NCCL's communicator stream |
 #
-# Next: [06c Parameter server](06c_parameter_server.ipynb). All of them are in the
+# Next: [06c Parameter server](06c_parameter_server.ipynb). All lessons are in the
 # [index](README.md).

@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_858,
     "comm": 6_499,
     "commands": 5_533,
-    "course": 12_859,
+    "course": 12_861,
     "core": 9_813,
     "data": 1_624,
     "debug": 9_947,

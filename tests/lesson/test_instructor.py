@@ -65,14 +65,14 @@ def test_a_page_has_the_takeaway_the_mistakes_and_the_questions(tmp_path, minidi
         in minidist("lesson", "instructor", "04", "00b", "--folder", LESSONS, "-o", tmp_path / "pages").err
     )
     text = (tmp_path / "pages" / "04_all_reduce_without_a_boss.md").read_text()
-    assert text.startswith("# 04 All-reduce without a boss\n\n30 minutes. Before it: 00, 03. The exercises")
+    assert text.startswith("# 04 All-reduce without a root\n\n30 minutes. Before it: 00, 03. The exercises")
     takeaway, exercise, questions = text.split("\n## ")[1:]
     assert takeaway.startswith("What students take away\n\n- ")
     assert "\n#" not in takeaway
     assert exercise.startswith("Exercise 04.ring_all_reduce\n\nJudged are the answers, and within par")
     assert "- this is the mean of the ranks' arrays; the sum is asked for" in exercise
     assert questions.count("*Answer:*") == 3
-    assert "56,000 B with a boss" in questions
+    assert "56,000 B with a root" in questions
 
     (tmp_path / "04_other.py").write_text("# %%\n")
     with pytest.raises(UsageError, match="has no line '# # 04 TITLE'"):

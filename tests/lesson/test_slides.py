@@ -89,7 +89,7 @@ def test_a_deck_shows_the_pictures_with_their_words_the_stepper_and_what_was_mea
     assert re.findall(r'<img alt="([^"]+)" src="data:image/svg', text) == words[:2]
     assert text.count("<iframe srcdoc=") == 1
     assert "<strong>56,000 B</strong>" in text
-    assert "<h2>04 All-reduce without a boss</h2>" in text
+    assert "<h2>04 All-reduce without a root</h2>" in text
 
 
 def test_a_deck_asks_no_other_machine_for_anything():

@@ -11,10 +11,11 @@ import numpy as np
 from minidist.comm.errors import UnwaitedRequestError
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, Work
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, summed
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, standard_cases, summed
 from minidist.course.lesson.hint_file import hints_of
 
 SECONDS = 2e-6  # seconds that backward takes for one contribution
+LATE = Case(2, 4, 62)  # here a reducer that starts after backward takes a quarter longer, with no parameter used twice
 
 
 class Sum:
@@ -146,6 +147,7 @@ EXERCISES = [
         expected=total,
         answer=answer,
         least=least,
+        cases=lambda: [LATE, *standard_cases()],
         par=Case(4, 16),
         unit="parameter",
         limits=("bytes", "time"),
