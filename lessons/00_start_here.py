@@ -43,9 +43,9 @@ print("labels:", *labels[:4])
 #
 # Commit to two numbers before you go on; `predict` waits for them, and parts 5 and 6 compare them with
 # what was measured. The network, a multi-layer perceptron (`MLP`), has 4,970 weights of 8 bytes each: 144
-# pixels, 32 hidden units, 10 digits. The first number is about a training in which the ranks share what is needed. In the second
-# training nothing is sent at all: 100 % means that the loss of rank 0 falls as far as in the first, and
-# 0 % that it does not fall.
+# pixels, 32 hidden units, 10 digits. The first number is about a training in which the ranks share what is
+# needed. In the second training nothing is sent at all: 100 % means that the loss of rank 0 falls as far as
+# in the first, and 0 % that it does not fall.
 
 # %%
 sent = predict("bytes that rank 3 sends in one step", example=1000, unit="B")
@@ -58,10 +58,9 @@ fall = predict("how far rank 0's loss falls when nothing is sent", example=0, un
 # sum over its own 16, and **the four sums are added**. Here rank 0 adds them and sends the result
 # back to the others. Everything else is what one machine does.
 #
-# `comm` is the *communicator*: all ranks that exchange messages. `comm.rank` is the number of this
-# rank, and `comm.size` the number of all ranks.
-# `comm.send(array, 3)` sends an array to rank 3; `comm.recv(array, 3)` fills an array with what
-# rank 3 sent.
+# `comm` is the *communicator*: all ranks that exchange messages. `comm.rank` is the number of this rank,
+# and `comm.size` is how many ranks there are. `comm.send(array, 3)` sends an array to rank 3;
+# `comm.recv(array, 3)` fills an array with what rank 3 sent.
 
 
 # %%
@@ -95,7 +94,7 @@ def train(comm, share=add_up, steps=60):
 
     losses = []  # what a job prints: the mean over the pictures of this rank
     for _ in range(steps):
-        weights.zero_grad()
+        weights.zero_grad()  # backward adds to the gradients, so they begin at 0
         loss = cross_entropy(network(Tensor(images[mine])), labels[mine], divisor=64)
         loss.backward()
         share(comm, weights.grad)
@@ -295,7 +294,7 @@ story("00")
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-# `mpiexec -n 4`, a part of every MPI library, starts a program four times. `launch(main)` runs
+# `mpiexec -n 4`, which comes with an MPI library, starts a program four times. `launch(main)` runs
 # `main(comm)` on the processes that it started, or on `--ranks N` simulated ranks:
 #
 #     mpiexec -n 4 python mpi_examples/1_messages/hello.py

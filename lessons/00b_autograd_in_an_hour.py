@@ -230,7 +230,7 @@ print(f"after two backward passes without zero_grad the gradient is {ratio:.1f} 
 # of `a` and `b`, return the gradients of `a` and `b`. As with the bias above, a value that was
 # repeated has the sum of the gradients of its copies.
 #
-# Judged: the gradients of the library.
+# Judged: both gradients, compared with the library's.
 
 
 # %%
@@ -246,7 +246,7 @@ check("00b.add_backward", add_backward)
 # to `logits`. (The derivative of log(sum_j exp(z_j)) is softmax(z).) It must be right for large logits,
 # too: `exp(1000)` is infinite.
 #
-# Judged: the gradient of the library.
+# Judged: the gradient, compared with the library's.
 
 
 # %%

@@ -145,7 +145,8 @@ for eager_bytes in (0, 23, 24, 1000):
 # The programs that run agree with each other, and differ in time. When all ranks send at once the
 # exchange takes one message time; in two rounds it takes two. (On this clock the bytes travel while the
 # send waits. A library that sends a long message only after the receiver has answered needs three rounds
-# for an odd number of ranks; when only rank 0 receives first, all its messages follow one another.)
+# for an odd number of ranks; when only rank 0 receives first, the messages follow one another round the
+# whole circle.)
 
 # %%
 expected = np.roll(np.arange(4.0), 1)
@@ -179,7 +180,7 @@ def reuse_too_early(comm):
 
 
 _, arrived = SimWorld(2, checks=False).run(reuse_too_early)
-print("rank 0 sent [0. 0. 0.], and rank 1 received", arrived)
+print("rank 0 began to send [0. 0. 0.], and rank 1 received", arrived)
 assert (arrived == 1).all()
 with expect(BufferReuseError):
     SimWorld(2).run(reuse_too_early)

@@ -119,7 +119,8 @@ def digits(comm, steps=3):
 print("complete chunks:", *SimWorld(4).run(digits))
 
 # %% [markdown]
-# In the second half, the all-gather, each rank sends on what it has received last, and adds nothing:
+# In the second half, the all-gather, each rank begins with the chunk that it has completed, sends on what
+# it has received last, and adds nothing:
 
 
 # %%
@@ -133,7 +134,9 @@ def all_sums(comm, own):
     return [float(sums[chunk]) for chunk in range(n)]
 
 
-print("rank 3 has:", SimWorld(4).run(lambda comm: all_sums(comm, digits(comm)))[3])
+right = SimWorld(4).run(lambda comm: all_sums(comm, digits(comm)))
+print("rank 3 has:", right[3])
+assert right == [[1111, 2222, 3333, 4444]] * 4
 
 # %% [markdown]
 # The library does both with chunks of any size, also of 0 numbers
@@ -213,7 +216,7 @@ def one_step_too_few(comm):
 results = SimWorld(4).run(one_step_too_few)
 print("ranks agree:", all(result == results[0] for result in results))
 print("rank 0 has: ", results[0])
-print("and not:    ", SimWorld(4).run(lambda comm: all_sums(comm, digits(comm)))[0])
+print("and not:    ", right[0])
 
 # %% [markdown]
 # A 0 shows which rank is missing in a sum (444 is 0444). And each sum is in the place of another chunk, because rank r

@@ -18,10 +18,11 @@
 # is stored in float16 (2 bytes), whose smallest positive number is 2^-24, about 0.00000006. What is
 # at most half of that rounds to zero.
 #
-# The first array that backward computes is the gradient of the logits (lesson 00b): p / 1,048,576 for
-# each of 256 words, and (p - 1) / 1,048,576 for the word that came. An untrained model gives every word a
-# p near 1/256. What part of this array is zero in float16? And how far is the gradient of all the
-# parameters off in the end?
+# The last layer gives each of 256 words a score, its *logit*, and the softmax turns the scores into
+# probabilities p. The first array that backward computes is the gradient of the logits: p / 1,048,576 for
+# each word, and (p - 1) / 1,048,576 for the word that came. An untrained model gives every word a p near
+# 1/256. What part of this array is zero in float16? And how far is the gradient of all the parameters off
+# in the end?
 
 # %% [markdown]
 # ## 2 Predict

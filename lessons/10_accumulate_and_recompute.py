@@ -13,13 +13,14 @@
 #
 # ## 1 The case
 #
-# A network of 16 equal layers keeps the output of every layer for backward: 17 arrays of 262,144 B
-# are alive when backward begins, and the memory is too small. There are two ways to keep fewer.
+# A network of 16 equal layers keeps the output of every layer for backward, and the softmax of the last one:
+# 17 arrays of 262,144 B are alive when backward begins, and the memory is too small. There are two ways to
+# keep fewer.
 #
 # One cuts the batch: four *micro-batches* of a quarter of the rows go through the network one after the
 # other, and their gradients are added. The other cuts the network into k *segments* of 16/k layers.
 # Forward keeps only the input of each segment. When backward comes to a segment, the segment runs forward
-# again from its input, and all its layers are there until backward has passed them.
+# again from its input, and the outputs of all its layers are there until backward has passed them.
 #
 # With many short segments there are many inputs to keep; with few long ones a segment needs much
 # when it runs again. Of k = 1, 2, 4, 8 and 16, which has the lowest peak? And how much more
@@ -51,6 +52,7 @@ from minidist.nn import Dropout, checkpoint
 
 LAYERS, WIDTH, ROWS = 16, 64, 512
 UNIT = 8 * ROWS * WIDTH  # bytes of one layer's output, for all rows
+MOST = 7_500_000  # bytes at the upper end of each picture
 rng = np.random.default_rng(0)
 rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 
@@ -73,8 +75,8 @@ def network(p):
     return model, flat
 
 
-def pieces(model, segments):
-    for first, last in pairwise(np.linspace(0, LAYERS, max(segments, 1) + 1).round().astype(int)):
+def pieces(model, lengths):
+    for first, last in pairwise(np.cumsum([0, *lengths])):
 
         def piece(x, layers=model.layers[first:last]):
             for layer in layers:
@@ -85,19 +87,19 @@ def pieces(model, segments):
 
 
 # %% [markdown]
-# One forward and backward, with segments (0: no recomputation) or micro-batches. `checkpoint(piece, x)` is
-# the recomputation; part 4 shows it by hand:
+# One forward and backward, with segments (their lengths; None: no recomputation) or micro-batches.
+# `checkpoint(piece, x)` is the recomputation; part 4 shows it by hand:
 
 
 # %%
-def step(comm, segments=0, micro_batches=1, p=0.0):
+def step(comm, segments=None, micro_batches=1, p=0.0):
     """Returns gradient, account and counter."""
     account, counter = account_memory(timeline=True), FlopCounter()
     with account as account, counter, batch_coordinates(seed=1):
         model, flat = network(p)
         for part in np.array_split(np.arange(ROWS), micro_batches):
             x = Tensor(track(rows[part], "input"))
-            for piece in pieces(model, segments):
+            for piece in pieces(model, segments or [LAYERS]):
                 x = checkpoint(piece, x) if segments else piece(x)
             loss = cross_entropy(x, targets[part], divisor=ROWS)
             loss.backward()
@@ -107,17 +109,18 @@ def step(comm, segments=0, micro_batches=1, p=0.0):
 
 
 # %% [markdown]
-# The memory of one step: without changes, in four micro-batches, and in two segments. Look at the light
-# blue, the activations. Without changes they rise once, to 17 arrays. With four micro-batches they rise
-# four times, a quarter as high. With two segments forward keeps almost nothing, and backward rises twice, once
+# The memory of one step: without changes, in four micro-batches, and in two segments, at one scale. Look at
+# the light blue, the activations. Without changes they rise once, to 17 arrays. With four micro-batches they
+# rise four times, a quarter as high. With two segments forward keeps almost nothing, and backward rises twice, once
 # for each segment that runs again:
 
 # %%
-plans = {"as it is": {}, "4 micro-batches": {"micro_batches": 4}, "2 segments": {"segments": 2}}
+plans = {"as it is": {}, "4 micro-batches": {"micro_batches": 4}}
+plans |= {"2 segments": {"segments": [8, 8]}}
 for title, plan in plans.items():
     world = SimWorld(1)
     world.run(step, **plan)
-    picture("memory", world, "part 3 of lesson 10", title=title)
+    picture("memory", world, "part 3 of lesson 10", title=title, most_bytes=MOST)
 
 # %% [markdown]
 # ## 4 The code
@@ -168,9 +171,9 @@ assert same
 # %% [markdown]
 # ## 5 Check
 #
-# Activations alive at the peak, in layers, compared with a formula: k inputs of segments are kept, and in
-# backward the L/k layers of one segment are there again. One array more: the softmax's
-# probabilities, which become the first gradient in place.
+# Activations alive at the peak, in layers, compared with a formula: the outputs of the k segments are kept
+# (each is the next one's input), and in backward the L/k layers of one segment are there again. One array
+# more: the softmax's probabilities, which become the first gradient in place.
 
 
 # %%
@@ -183,14 +186,14 @@ plain, once = layers_at_peak()
 print(f"no segments: {plain:.0f} layers; L + 1 = {LAYERS + 1}")
 peaks = {}
 for k in (1, 2, 4, 8, 16):
-    peaks[k], flops = layers_at_peak(segments=k)
+    peaks[k], flops = layers_at_peak(segments=[LAYERS // k] * k)
     form = k + LAYERS // k + 1
     print(f"k = {k:2}: {peaks[k]:2.0f} layers; k + L/k + 1 = {form:2}; {flops / once:.0f} forwards")
     assert round(peaks[k]) == form
 segments_guess.judge(min(peaks, key=peaks.get))
 
 # %% [markdown]
-# The fewest arrays are alive with the square root of L segments, here 4. The last column gives the second
+# Of equal segments, the square root of L has the fewest arrays alive, here 4. The last column gives the second
 # answer: there are two forwards instead of one. With a backward of twice the arithmetic of a forward a step
 # is 2 + 2 in place of 1 + 2:
 
@@ -202,14 +205,25 @@ for m in (2, 4):
     assert abs(peak - (LAYERS + 1) / m) < 0.01
 
 # %% [markdown]
-# With less memory than that, layers must run more than twice. The plan that needs the least has segments
-# inside segments (Griewank and Walther's *revolve*; `--recompute budget:BYTES` in part 9).
+# Must segments be equal? Backward frees the input of a segment as soon as it has passed the segment. So when
+# the last segment runs again, all inputs are still there, and when the first one does, nearly none:
+
+# %%
+for lengths in ([4, 4, 4, 4], [6, 5, 3, 2]):
+    peak, flops = layers_at_peak(segments=lengths)
+    print(f"segments of {lengths} layers: {peak:.0f} layers; {flops / once:.0f} forwards")
+assert round(peak) == 7
+
+# %% [markdown]
+# Shorter segments towards the end need less, for the same two forwards: about √(2L) in place of 2 √L. With
+# much less memory layers must run more than twice. The plan that needs the least has segments inside segments
+# (Griewank and Walther's *revolve*; `--recompute budget:BYTES` in part 9).
 #
 # Does it change a number? With dropout, which must fall on the same elements when a segment runs again:
 
 # %%
 ((single, _, _),) = SimWorld(1).run(step, p=0.1)
-((recomputed, _, _),) = SimWorld(1).run(step, p=0.1, segments=4)
+((recomputed, _, _),) = SimWorld(1).run(step, p=0.1, segments=[4, 4, 4, 4])
 off = np.abs(recomputed - single).max()
 print(f"4 segments with dropout: max |g_recomputed - g_single| = {off}")
 assert off == 0
@@ -223,41 +237,9 @@ assert off < 1e-12
 # Recomputation gives the same bits: the same operations in the same order. Accumulation adds in
 # another order, so its last digits differ.
 #
-# With several ranks accumulation saves messages too. `no_sync()` lets gradients add up on each
-# rank, and only the last pass sums them over the ranks:
-
-# %%
-from contextlib import nullcontext
-
-from minidist import DistributedDataParallel
-
-
-def accumulate(comm, quietly, passes=4):
-    model = MLP([16, 32, 10], dtype=np.float64)
-    parallel = DistributedDataParallel(model, comm, reduction="sum")
-    mine = np.arange(ROWS).reshape(passes, comm.size, -1)[:, comm.rank]
-    for number, part in enumerate(mine):
-        alone = quietly and number < passes - 1
-        with parallel.no_sync() if alone else nullcontext():
-            outputs = parallel(Tensor(rows[part, :16]))
-        cross_entropy(outputs, targets[part] % 10, divisor=ROWS).backward()
-    return parallel.flat.grad.copy()
-
-
-# %% [markdown]
-# Two ranks, four passes each:
-
-# %%
-gradients = []
-for quietly, what in ((False, "a sum in each pass"), (True, "no_sync() in all but the last")):
-    world = SimWorld(2)
-    gradients += [world.run(accumulate, quietly)[0]]
-    sent = world.traces[0].bytes_by_purpose()["gradient_reduce"]
-    print(f"{what:29} {sent:6,} B from rank 0")
-print(f"max |difference| = {np.abs(gradients[0] - gradients[1]).max():.1e}")
-assert np.abs(gradients[0] - gradients[1]).max() < 1e-12
-
-# %% [markdown]
+# With several ranks accumulation saves messages, too: only the last pass sums the gradients over the ranks
+# (`no_sync()` in the passes before it).
+#
 # To the optimizer four passes are one batch of four times the size. Lesson 10b asks how large a batch should
 # be, and with which learning rate.
 
@@ -282,7 +264,7 @@ class CarelessDropout(Module):
 def careless(recompute):
     (model, flat), x = network(0), Tensor(rows)
     model.drop = CarelessDropout()
-    for piece in pieces(model, LAYERS):
+    for piece in pieces(model, [1] * LAYERS):
         x = checkpoint(piece, x) if recompute else piece(x)
     loss = cross_entropy(x, targets)
     loss.backward()
@@ -321,9 +303,10 @@ assert round(ratios[1] / ratios[0]) == 4
 # %% [markdown]
 # ## 7 Exercise: segments under a budget, and a replay
 #
-# First: layer i saves `saved[i]` bytes, each segment keeps an input of `boundary` bytes. Return the
-# numbers of layers of the segments, as few segments as possible, so that `k * boundary + (the most
-# that one segment saves)` is at most `budget`; None when that is impossible.
+# First: cut layers that are not equal. Layer i saves `saved[i]` bytes, and a segment keeps an input of
+# `boundary` bytes. As in k + L/k, what counts is `k * boundary + (the most that one segment saves)`; that
+# inputs are freed on the way is left out. Return the numbers of layers of the segments, as few segments as
+# possible, so that this is at most `budget`; None when that is impossible. Judged: right cut.
 
 
 # %%
@@ -337,7 +320,8 @@ check("10.pick_segments", pick_segments)
 # %% [markdown]
 # Second: `segment.forward(x, rng)` draws a mask from the generator `rng`; `segment.gradient(x, g,
 # rng)` runs forward again and turns the gradient g of the output into that of x. Return y and a
-# function `backward(g)`. All draws after it must be those of a run without recomputation.
+# function `backward(g)`. All draws after it must be those of a run without recomputation. Judged: right output,
+# right gradients (backward is called twice), right later draws.
 
 
 # %%
@@ -358,7 +342,7 @@ for name in ("10.pick_segments", "10.recompute"):
 #
 # - **m micro-batches: 1/m of the activations**, the same sum of gradients, if each divides by the
 #   rows of the whole batch.
-# - **k segments: k + L/k layers instead of L, least 2 √L at k = √L**, for one more forward (4/3 of
+# - **k equal segments: k + L/k + 1 arrays instead of L + 1, fewest at k = √L**, for one more forward (4/3 of
 #   the arithmetic). The replay must see the same parameters, the same random draws and the same
 #   collectives.
 
@@ -378,15 +362,11 @@ story("10")
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute full
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute sqrt --layers 9
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute budget:2000000
-#     mpiexec -n 2 minidist train --dp 2 --micro-batch 2 --accumulation 4 --base-batch 4 --lr-scaling linear:2 --steps 3
 #     mpiexec -n 2 python mpi_examples/7_more/recompute.py
-#
-# `peak_bytes` differs; the losses agree but for the last digit of float32. `--micro-batch auto` takes the
-# largest micro-batch with which every rank fits the budget. On a machine that is shared,
-# `--memory-budget-file` names a file that every rank reads between two steps:
-#
-#     mpiexec -n 2 minidist train --dp 2 --global-batch 32 --micro-batch auto --memory-budget 1e7 --steps 5
 #     mpiexec -n 2 python mpi_examples/7_more/memory_budget.py --pp 2
+#
+# `peak_bytes` differs; the losses agree but for the last digit of float32. The last example chooses the
+# micro-batch and the segments anew when its memory budget changes between two steps.
 
 # %% [markdown]
 # ## 10 What others call it

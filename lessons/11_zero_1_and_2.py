@@ -240,6 +240,34 @@ for ranks in (2, 3, 5):
     assert off < 1e-9  # Adam makes a step of a gradient's last digits where it is near 0
 
 # %% [markdown]
+# And with micro-batches? In stage 1 all but the last backward pass stand in `no_sync`, which adds up and
+# sends nothing. Stage 2 has no whole gradient to add up in: it refuses `no_sync`, and reduces every one:
+
+# %%
+from contextlib import nullcontext
+
+
+def accumulated(comm, stage):
+    model = MLP([64, 256, 256, 10])
+    zero = ZeroOptimizer(model, Adam, comm=comm, stage=stage, reduction="sum")
+    for row in range(4 * comm.rank, 4 * comm.rank + 4):
+        waits = stage == 1 and row % 4 < 3
+        with zero.no_sync() if waits else nullcontext():
+            outputs = model(Tensor(rows[row : row + 1].astype(np.float32)))
+            cross_entropy(outputs, targets[row : row + 1], divisor=16).backward()
+    zero.step()
+
+
+total = {}
+for stage in (1, 2):
+    world = SimWorld(4)
+    world.run(accumulated, stage)
+    purposes = world.traces[0].bytes_by_purpose()
+    total[stage] = purposes["gradient_reduce"] + purposes["parameter_gather"]
+    print(f"4 micro-batches, stage {stage}: {total[stage]:,} B")
+assert total[2] == 5 * total[1] // 2  # k + 1 over 2
+
+# %% [markdown]
 # ## 6 Break it
 #
 # Clipping needs the norm of the *whole* gradient, and a rank has a shard. When each rank takes the
@@ -275,34 +303,6 @@ for name, gradient in (("the whole norm", right), ("the norm of the shard", wron
     print(f"clipped to 0.1 by {name:21}: norm {norm:.3f}, cosine {cosine:.3f}")
 assert norm > 0.11
 assert cosine < 0.99
-
-# %% [markdown]
-# Now four micro-batches. In stage 1 all but the last backward pass stand in `no_sync`, which adds up and
-# sends nothing. Stage 2 refuses `no_sync`, and reduces every one of them:
-
-# %%
-from contextlib import nullcontext
-
-
-def accumulated(comm, stage):
-    model = MLP([64, 256, 256, 10])
-    zero = ZeroOptimizer(model, Adam, comm=comm, stage=stage, reduction="sum")
-    for row in range(4 * comm.rank, 4 * comm.rank + 4):
-        waits = stage == 1 and row % 4 < 3
-        with zero.no_sync() if waits else nullcontext():
-            outputs = model(Tensor(rows[row : row + 1].astype(np.float32)))
-            cross_entropy(outputs, targets[row : row + 1], divisor=16).backward()
-    zero.step()
-
-
-total = {}
-for stage in (1, 2):
-    world = SimWorld(4)
-    world.run(accumulated, stage)
-    purposes = world.traces[0].bytes_by_purpose()
-    total[stage] = purposes["gradient_reduce"] + purposes["parameter_gather"]
-    print(f"4 micro-batches, stage {stage}: {total[stage]:,} B")
-assert total[2] == 5 * total[1] // 2  # k + 1 over 2
 
 # %% [markdown]
 # ## 7 Exercise: a step on a flat partition

@@ -16,13 +16,13 @@
 # Adam steps a shard as if it had the whole, and a trust ratio needs two numbers of a layer. *Muon* needs
 # the whole matrix. A matrix stretches some directions and hardly changes others; the factors are its
 # *singular values*. The largest one of a step may be nearly sixty times the smallest, so the step moves few
-# directions. After five rounds of matrix products all singular values are near to 1: the matrix is
+# directions. After five rounds of matrix products all singular values are roughly 1: the matrix is
 # *orthogonalised*, and every direction moves about as far. How many times the smallest is the largest
 # one then?
 #
-# Eight ranks train with ZeRO 3 (lesson 12: each has an eighth of every layer). To orthogonalise a
-# step every rank may gather all matrices. Or each matrix has one *owner*: the ranks send their parts
-# to it, and it sends the results back. How many times fewer bytes travel then?
+# On eight ranks each layer is one flat array, and each rank has an eighth of it (this is ZeRO 3, of the
+# next lesson). To orthogonalise a step every rank may gather all matrices. Or each matrix has one *owner*:
+# the ranks send their parts to it, and it sends the results back. How many times fewer bytes travel then?
 
 # %% [markdown]
 # ## 2 Predict
@@ -49,9 +49,9 @@ from minidist.optim import newton_schulz
 # ## 3 The idea and its picture
 #
 # **What needs a whole matrix goes to one rank that has it.** The momentum stays where it is, in
-# shards, and only the matrices of one step travel. What the owners save: bytes, and n - 1 of n
-# computations of the same product. What it costs: an owner waits for the parts, and the others for
-# its result.
+# shards, and only the matrices of one step travel. What the owners save: bytes, and each product is
+# computed once and not n times. What it costs: an owner waits for the parts, and the others for its
+# result.
 #
 # Rank 0 in the second step of ZeRO 1 on four ranks. Between the gradients and the gather of the parameters
 # are two all-to-alls, the parts on their way to the owners and the results on their way back:
@@ -73,13 +73,13 @@ picture("lanes", second, "part 3 of lesson 11c", title="rank 0: a step of ZeRO 1
 # ## 4 The code
 #
 # The momentum of a matrix is dominated by a few directions. Five rounds of a polynomial in it
-# (Newton-Schulz) change its singular values only. Vectors, embeddings and the output layer take
-# AdamW's step.
+# (Newton-Schulz) change its singular values only, and bring them between 0.7 and 1.2. Vectors,
+# embeddings and the output layer take AdamW's step.
 
 
 # %%
 def toy_newton_schulz(matrix, rounds=5):
-    a, b, c = 3.4445, -4.7750, 2.0315  # a s + b s^3 + c s^5 brings singular values s near to 1
+    a, b, c = 3.4445, -4.7750, 2.0315  # a s + b s^3 + c s^5 brings singular values s to 0.7 .. 1.2
     x = matrix / np.linalg.norm(matrix)
     for _ in range(rounds):
         square = x @ x.T
@@ -103,6 +103,7 @@ print("singular values before:", np.round(singular_values(momentum), 2))
 print("and after:             ", np.round(singular_values(toy), 2))
 print(f"max |toy - library| = {np.abs(toy - newton_schulz(momentum)).max():.0e}")
 assert np.allclose(toy, newton_schulz(momentum), atol=1e-6)
+assert 0.65 < singular_values(toy).min() < singular_values(toy).max() < 1.25
 values_guess.judge(singular_values(toy).max() / singular_values(toy).min(), within=0.25)
 
 # %% [markdown]
@@ -125,24 +126,32 @@ assert off < 1e-12
 # %% [markdown]
 # ## 5 Check
 #
-# The bytes of a step of eight ranks, both ways. For n ranks that have equal parts of every matrix it is
-# n - 1 times the matrices' bytes everywhere, and 2 (n-1)/n of them with owners, so n/2 times fewer:
+# The bytes of a step of eight ranks, both ways. Everywhere, each element goes to the n - 1 other ranks. With
+# owners it goes to one rank and comes back, unless the owner has it: at most twice the matrices' bytes.
 
 # %%
 bytes_of = {}
 for form in ("everywhere", "owner"):
     world = SimWorld(8)
     world.run(train, muon_job(global_batch=8, steps=1, dp=8, zero=3, orthogonalize=form))
-    bytes_of[form] = sum(trace.bytes_by_purpose()["muon"] for trace in world.traces)
-    print(f"{form:10} {bytes_of[form]:9,} B from all ranks in a step")
+    each = [trace.bytes_by_purpose()["muon"] for trace in world.traces]
+    bytes_of[form] = sum(each)
+    least, most = min(each), max(each)
+    print(f"{form:10} {sum(each):7,} B from all ranks, {least:6,} to {most:6,} B from one of them")
+matrices = bytes_of["everywhere"] // 7
+times = bytes_of["owner"] / matrices
+print(f"the matrices have {matrices:,} B; with owners {times:.2f} times as much travels")
 bytes_guess.judge(bytes_of["everywhere"] / bytes_of["owner"], within=0.25)
 
 # %% [markdown]
-# It is a little less than n/2, because small matrices do not lie on all ranks. The arithmetic is that of
-# one device, so the bits are, too. Which form is cheaper depends on where the matrices are. With ZeRO 0
-# every rank has all of them, so "everywhere" sends nothing, and an owner would send its results. With
-# ZeRO 1 and 2 a shard begins anywhere in the list of all parameters, so many matrices lie on one rank
-# alone, and need not travel to an owner:
+# The flat layer is cut into eighths, so a matrix lies on two or three ranks, and its owner is mostly another
+# one. (Equal parts on all ranks would be 2 (n-1)/n, as the owner has one.) The owners are chosen so that
+# all compute about as much, and the bytes of the ranks are unequal.
+#
+# The arithmetic is that of one device, so the bits are, too. Which form is cheaper depends on where the
+# matrices are. With ZeRO 0 every rank has all of them, so "everywhere" sends nothing, and an owner sends
+# its results. With ZeRO 1 and 2 the array of all parameters is cut, so most matrices lie on one rank, and
+# here on four ranks this one is often the owner:
 
 # %%
 for zero in (0, 1, 2, 3):
@@ -171,9 +180,9 @@ print("singular values of the two halves:", np.round(values, 2))
 assert values.max() / values.min() > 2.5
 
 # %% [markdown]
-# Each half has singular values near to 1, and the whole step does not: one direction hardly moves. Nothing
-# fails, and no loss says so. (minidist's `Muon` refuses a parameter of which a rank has a shard only, unless
-# it is told how to make it whole.)
+# Each half is orthogonalised, and the whole step is not: one direction hardly moves. Nothing fails.
+# (minidist's `Muon` refuses a parameter of which a rank has a shard only, unless it is told how to make it
+# whole.)
 
 # %% [markdown]
 # ## 7 Exercise: each matrix at its owner
@@ -201,7 +210,7 @@ check("11c.owners_compute", solution("11c.owners_compute"))
 # - Muon: momentum with singular values of about 1. It needs **whole matrices**, and Newton-Schulz of
 #   a shard is not the shard of Newton-Schulz.
 # - Gathered everywhere, n - 1 times the matrices' bytes travel and every rank computes all of them;
-#   at one owner each it is **2 (n-1)/n** of their bytes, and 1/n of the arithmetic.
+#   at one owner each it is **at most twice** their bytes, and 1/n of the arithmetic.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
@@ -214,7 +223,7 @@ check("11c.owners_compute", solution("11c.owners_compute"))
 #
 # | here | elsewhere |
 # |---|---|
-# | `Muon` | Jordan et al. 2024, `torch.optim.Muon`; the factor 0.2 sqrt(max(m, n)) is Moonlight's, others take sqrt(max(1, m/n)) |
+# | `Muon` | Jordan et al. 2024, `torch.optim.Muon` |
 # | `WholeMatrices` | Moonlight's Distributed Muon (everywhere), K. Jordan's and Dion's owner-computes |
 # | `--nesterov` | PyTorch `SGD(nesterov=True)` |
 #

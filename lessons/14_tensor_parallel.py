@@ -114,9 +114,8 @@ picture("space-time", world, "part 3 of lesson 14", name="a block on 2 ranks")
 # %% [markdown]
 # ## 4 The code
 #
-# Two identity nodes of the graph (lesson 00b) do all of it: in one direction they pass on what they
-# get, in the other they sum it over the ranks. Megatron calls them **f** and **g**; each is the
-# other one backwards:
+# Two functions do all of it: in forward or in backward they pass on what they get, and in the other they
+# sum it over the ranks. Megatron calls them **f** and **g**; each is the other one backwards:
 #
 # | | forward | backward |
 # |---|---|---|
@@ -190,8 +189,8 @@ for ranks in (2, 3, 4):
 # %% [markdown]
 # ## 6 Break it
 #
-# Leave out f on all ranks: each keeps only its own columns' part of x's gradient. Every shape fits
-# and the loss falls. But what lies before the columns and is whole on all ranks, the norms and the
+# Leave out f on all ranks: each keeps only the part of x's gradient that comes from its columns. Every shape
+# fits and the loss falls. But what lies before the columns and is whole on all ranks, the norms and the
 # embedding of the positions, now gets another gradient on each rank, and the replicas drift apart.
 
 # %%

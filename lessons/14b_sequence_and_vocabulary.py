@@ -13,34 +13,26 @@
 #
 # ## 1 The case
 #
-# In lesson 14 four ranks divide the matrices of a block, and what is computed between them. But
-# every rank still keeps the inputs of the norms, the inputs of the first matrices and the dropout
-# masks whole. In float32 these are 18 bytes for each number of the activations, 4 arrays of 4 B and
-# 2 masks of 1 B. The rest, 66 bytes for each number in the block of this lesson, is divided by 4
-# already.
+# In lesson 14 four ranks divide the matrices of a block, and what is computed between them: 66 bytes for
+# each number of the activations. But every rank still keeps 18 bytes for each number whole: the inputs of
+# two norms and of two first matrices, 4 B each, and two dropout masks of 1 B.
 #
 # A norm works token by token, and so does dropout. So let each rank have a quarter of the tokens
 # between the layers, gather all tokens before the first matrix, and scatter the sums after the
 # second. How much does a block then keep, compared with lesson 14? And how many bytes does a rank
 # send? An all-reduce is a reduce-scatter and an all-gather. A first matrix needs its gathered input
 # once more in backward, for the gradient of its weights, and does not keep it.
-#
-# The logits are whole on every rank, too: one number for each token and each word. Let each rank compute
-# those of a quarter of the words. How many numbers per token must be reduced over the ranks to know the
-# loss?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# 1 means: as much as with tensor parallelism alone. 5 % off is good enough. For the third write down the
-# loss of a token, with a softmax that subtracts the largest logit.
+# 1 means: as much as with tensor parallelism alone. 5 % off is good enough.
 
 # %%
 from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
 
 kept_guess = predict("bytes that a block keeps, over tensor parallelism's", example=0.9)
 sent_guess = predict("bytes that a rank sends, over tensor parallelism's", example=1.0)
-numbers_guess = predict("numbers per token that are reduced for the loss", example=1)
 
 # %%
 import numpy as np
@@ -63,9 +55,9 @@ from minidist.nn import causal_attention_composite
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Split what tensor parallelism leaves whole: the rows between the layers, and the logits.** An
-# all-reduce becomes a reduce-scatter and an all-gather, and of what lies between the two only a t-th
-# stays. What it costs: one more gather in backward for each layer that reads a gathered input (two
+# **Split what tensor parallelism leaves whole: the rows (tokens) between the layers, and the logits.** An
+# all-reduce becomes a reduce-scatter and an all-gather, and of what lies between the two each of t ranks
+# keeps a t-th. What it costs: one more gather in backward for each layer that reads a gathered input (two
 # per block), and the gradients of the norms' weights, now parts, have to be summed.
 #
 # The block of lesson 14 with dropout, and its rows whole or split:
@@ -149,8 +141,8 @@ print(f"without the sum: {off:.1f} off")
 # whole sequence, and nothing would be saved. So the rows are kept, and gathered again in backward, purpose
 # `regather`.
 #
-# And the **vocabulary**: logits are (batch, T, V), by far the widest array of a model. Each rank
-# computes the logits of its part of the words. The loss of a token is
+# And the **vocabulary**: the logits, one for each token and each of V words, are by far the widest array of a
+# model. Each rank computes the logits of its part of the words. The loss of a token is
 #
 #     loss = log(sum of exp(logit - largest)) - (logit of the target - largest)
 #
@@ -160,9 +152,15 @@ print(f"without the sum: {off:.1f} off")
 # %% [markdown]
 # ## 5 Check
 #
-# What a block keeps, counted by the memory account, and counted by hand: 18 B whole and 48 B divided
-# for each of s b h numbers, and 9 B divided for each attention score (a s² b of them, here twice
-# s b h). Each of two norms keeps a number per row in addition.
+# What a block keeps, counted by the memory account, and counted by hand. An activation of b texts with s
+# tokens of h numbers is s b h numbers; a heads have a s² b attention scores, here twice as many:
+#
+# | kept for backward | bytes | for each of | in lesson 14 |
+# |---|---|---|---|
+# | inputs of two norms and two first matrices, two masks | 4 x 4 + 2 x 1 = 18 | s b h | whole |
+# | Q, K and V; the heads' outputs; before and after GELU, 4 h wide | 12 + 4 + 16 + 16 = 48 | s b h | divided |
+# | softmax, before and after dropout; its mask | 4 + 4 + 1 = 9 | a s² b | divided |
+# | a number of each norm | 2 x 4 = 8 | s b | whole |
 
 # %%
 t, sbh = 4, LENGTH * BATCH * WIDTH
@@ -190,10 +188,10 @@ for split in (False, True):
 sent_guess.judge(sent[True] / sent[False], within=0.05)
 
 # %% [markdown]
-# The two regathers are a quarter more; the rest are the gradients of the norms and biases, little
-# where layers are wide. The paper of this technique (Korthikanti et al., 2022) says "the same bytes":
-# it counts neither, because the regather can hide behind the product that is computed at the same
-# time.
+# The two regathers are a quarter more; the rest are the gradients of the norms and biases. The paper of this
+# technique (Korthikanti et al., 2022) counts the same bytes for both forms. It leaves out the regathers,
+# which can hide behind the product that is computed at the same time, and the gradients of the norms,
+# which are little where layers are wide.
 #
 # The logits: 64 tokens, 4,096 words, one rank and four. The peak of computing the loss and its gradient:
 
@@ -220,7 +218,7 @@ for ranks in (1, 4):
 # %%
 sent = sum(message.nbytes for message in world.traces[0].sent())
 print(f"{sent:,} B sent by a rank; an all-reduce of a number per token sends {2 * 3 * 256 // 4} B")
-numbers_guess.judge(sent / (2 * 3 * 256 // 4))
+assert sent == 3 * 2 * 3 * 256 // 4  # three numbers per token
 
 # %% [markdown]
 # Is it the same training? With dropout too: each rank draws the rows, and the heads, that one
@@ -242,8 +240,8 @@ for ranks in (2, 4):
 # %% [markdown]
 # ## 6 Break it
 #
-# Forget to sum the gradients of the norms. Weights that are the same on all ranks now move apart, a
-# little each step; the loss falls nevertheless. `--check-replicas` reports the first that differs:
+# Forget to sum the gradients of what is whole on all ranks and has seen a part of the rows: the norms, and
+# the embedding of the positions. These weights now move apart, a little each step:
 
 # %%
 from minidist import MismatchError
@@ -251,7 +249,16 @@ from minidist.job.train.trainer import train
 from minidist.parallel.tensor import sequence_parallel
 
 right = sequence_parallel.copy_to_tensor_parallel_region
-sequence_parallel.copy_to_tensor_parallel_region = lambda x, comm: x
+for name, f in (("with the sum", right), ("without it", lambda x, comm: x)):
+    sequence_parallel.copy_to_tensor_parallel_region = f
+    losses = SimWorld(4).run(train, job(4).model_copy(update={"steps": 40, "lr": 0.01}))[0].losses
+    print(f"{name:12}: loss {losses[0]:.3f} at first, {losses[-1]:.3f} after 40 steps")
+
+# %% [markdown]
+# The loss falls nevertheless. `--check-replicas` reports the first weight of the model that differs, which is
+# the embedding of the positions:
+
+# %%
 with expect(MismatchError):
     SimWorld(4).run(train, job(4, check_replicas=True))
 sequence_parallel.copy_to_tensor_parallel_region = right
@@ -283,7 +290,8 @@ check("14b.split_cross_entropy", solution("14b.split_cross_entropy"))
 # ## 8 Takeaway
 #
 # - All-reduce = reduce-scatter + all-gather; between the two each rank keeps **1/t of the rows**. In
-#   16 bits a block keeps (34 s b h + 5 a s² b)/t bytes, for two more gathers in backward.
+#   16 bits a block keeps (34 s b h + 5 a s² b)/t bytes (b texts, s tokens, h numbers, a heads, t ranks), for
+#   two more gathers in backward.
 # - The loss needs **three numbers per token** from the other ranks, not V.
 
 # %% [markdown]

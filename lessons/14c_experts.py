@@ -25,7 +25,8 @@
 # %% [markdown]
 # ## 2 Predict
 #
-# The second number is easier than it looks: does an empty slot travel?
+# For the first take every expert as equally likely for every token, and the average over many draws. For the
+# second: does an empty slot travel?
 
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
@@ -56,11 +57,12 @@ from minidist.report import show
 #
 # Have many MLPs, and let each token use one or two of them: many times the parameters for the same
 # work per token. **The experts are distributed over ranks, and an all-to-all moves tokens, not
-# weights.** What it saves: P ranks hold P times as many experts. What it costs: four all-to-alls
+# weights.** What it saves: n ranks hold n times as many experts. What it costs: four all-to-alls
 # per layer and step, and slots, so that some tokens find their expert full.
 #
 # One layer on four ranks, forward and backward. Router, attention and embeddings are on all ranks;
-# each expert is whole and on one rank. In the picture every rank sends the same amount to every other rank.
+# each expert is whole and on one rank. In the picture all ranks send the same amount to all others, whatever
+# their tokens chose, because slots travel, full or empty.
 
 # %%
 RANKS, EXPERTS, WIDTH, TOKENS = 4, 8, 16, 64
@@ -119,7 +121,7 @@ dropped_guess.judge(100 * dropped_share[8], within=0.2)
 
 # %% [markdown]
 # Then the messages. The layer computes on *slots*, (experts, capacity, width), whatever fills them.
-# On one device nothing happens before and after the experts' MLPs. On P ranks an all-to-all comes
+# On one device nothing happens before and after the experts' MLPs. On n ranks an all-to-all comes
 # before and after: each rank sends the slots of expert e to the rank that has e, and gets them back
 # computed ([experts.py](../minidist/core/nn/experts.py),
 # [expert_parallel.py](../minidist/core/parallel/expert_parallel.py)).
@@ -140,14 +142,14 @@ for rank, (arrived, back) in enumerate(SimWorld(3).run(toy_dispatch)):
 # %% [markdown]
 # All messages have the same size, whatever the router chooses, so no rank has to ask how much will come. And no
 # weight travels: the gradient of an expert is complete where it lives, because it has seen the
-# tokens of all ep ranks. (A program that sums it over ep all the same adds gradients of different
+# tokens of all ranks. (A program that sums it over the ranks all the same adds gradients of different
 # experts. The shapes fit.)
 
 # %% [markdown]
 # ## 5 Check
 #
 # The dropped tokens of the real layer, whose router chooses a little less evenly than at random, and bytes beside
-# a formula: four all-to-alls of (P-1)/P x tokens x k x factor x width numbers, where each token uses k
+# a formula: four all-to-alls of (n-1)/n x tokens x k x factor x width numbers, where each token uses k
 # experts, here one.
 
 # %%
@@ -170,8 +172,10 @@ bytes_guess.judge(sent[2.0] / sent[1.0])
 # block adds nothing to it, and the residual stream carries it on.
 #
 # To drop fewer tokens without more slots, the router must spread them, so a small *auxiliary loss* rewards
-# balance: N sum_e f_e P_e, with f the share of tokens that chose expert e and P its mean
-# probability. It is 1 when all are used equally, N when one gets everything. A GPT that trains with it:
+# balance: N sum_e f_e P_e for N experts, with f_e the share of tokens that chose expert e and P_e its mean
+# probability. It is 1 when all are used equally, N when one gets everything. A count such as f_e has no
+# gradient, so only the P_e push the router. A GPT with four experts that trains with it; its capacity
+# factor is 1.25:
 
 # %%
 from minidist import GPT, Adam, GPTConfig, init_device_mesh, load_dataset
@@ -180,7 +184,7 @@ from minidist.parallel.expert import ExpertDataParallel
 
 
 def dropped_tokens(comm, weight, steps=240):
-    """How many of this rank's tokens are dropped in each step of a GPT that trains on two ranks."""
+    """In each step: how many of this rank's 64 tokens are dropped, and choose one expert."""
     mesh = init_device_mesh(comm, (1, 2), ("dp", "ep"))
     model = GPT(GPTConfig(256, 16, 32, 1, 2, n_experts=4, aux_loss_weight=weight), seed=0)
     plan = {"transformer.h.*.mlp": ExpertParallel()}
@@ -191,25 +195,31 @@ def dropped_tokens(comm, weight, steps=240):
         parallel.zero_grad()
         parallel(*sampler.batch(step, comm.rank * 4, 4), 8 * 16).backward()
         optimizer.step()
-        history.append(model.transformer.h[0].mlp.assignment.dropped)
+        chosen = model.transformer.h[0].mlp.assignment
+        history.append((chosen.dropped, max(chosen.first_counts)))
     return history
 
 
 # %% [markdown]
-# Without the auxiliary loss and with it. The share falls in both, as the router learns; with the loss it falls
-# further:
+# On two ranks, without the auxiliary loss and with it, which acts from the first step:
 
 # %%
 share = {}
 for weight in (0.0, 0.1):
-    each = np.array(SimWorld(2).run(dropped_tokens, weight)).sum(axis=0) / 128
-    first, share[weight] = each[:40].mean(), each[-40:].mean()
-    print(
-        f"auxiliary loss times {weight}: a share of {first:.2f} dropped in the first 40 steps, "
-        f"{share[weight]:.2f} in the last 40"
-    )
-    assert share[weight] < first
+    each = np.array(SimWorld(2).run(dropped_tokens, weight)).mean(axis=0) / 64  # steps, 2
+    for when, steps in (("first", each[:40]), ("last", each[-40:])):
+        dropped_part, favourite = steps.mean(axis=0)
+        print(
+            f"auxiliary loss times {weight}, {when:5} 40 steps: {dropped_part:.2f} dropped, ",
+            end="",
+        )
+        print(f"{favourite:.2f} choose one expert")
+    share[weight] = dropped_part
 assert share[0.1] < 0.7 * share[0.0]
+
+# %% [markdown]
+# Without the loss the router collapses in the first steps: nearly all tokens choose one expert, whose 20
+# slots are not enough for 64 tokens. It spreads them as it learns, and with the loss it spreads them further.
 
 # %% [markdown]
 # Is it the same training? Capacity and auxiliary loss belong to a *group*, what one rank sees. So
@@ -279,7 +289,7 @@ check("14c.slots_and_balance", solution("14c.slots_and_balance"))
 
 # %% [markdown]
 # Then the dispatch. `slots` is (experts, capacity, width) of this rank's tokens; rank r has the
-# experts r x E/P to (r+1) x E/P - 1, and `run_expert(e, rows)` computes one of *yours*. Return the
+# experts r x E/n to (r+1) x E/n - 1 of E, and `run_expert(e, rows)` computes one of *yours*. Return the
 # slots, computed. `all_to_all` sends the j-th part of a flat array to rank j and returns what came, by source
 # rank. What is judged: the slots, and the bytes of two all-to-alls.
 
@@ -302,7 +312,7 @@ check("14c.dispatch", solution("14c.dispatch"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Tokens move, weights stay**: four all-to-alls per layer, (P-1)/P x tokens x k x factor x width
+# - **Tokens move, weights stay**: four all-to-alls per layer, (n-1)/n x tokens x k x factor x width
 #   numbers each.
 # - Slots are a price paid in bytes and dropped tokens; balance is bought with **N sum f P**.
 

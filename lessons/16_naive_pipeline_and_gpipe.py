@@ -13,16 +13,16 @@
 #
 # ## 1 The case
 #
-# Cut inside its layers, as in lesson 14, a model sends two sums in each layer, and all ranks wait for
-# them. So cut it between layers: four ranks have a quarter of the layers each, a *stage*. A batch
+# A model that is cut inside its layers sends two sums in each layer, and all ranks wait for them. So
+# cut it between layers: four ranks have a quarter of the layers each, a *stage*. A batch
 # goes from stage to stage and its gradient comes back: while one stage works, three wait. That is why
 # the batch is cut into 12 *micro-batches*. As soon as stage 0 has finished the first one, it sends the
 # output to stage 1 and takes the second; when all have gone forward, they come back one after the
 # other.
 #
-# Forward takes 1 ms on a stage and backward 2 ms. Now all four stages work at once in the middle of
-# the step, and wait only at its beginning and at its end. What part of the time between the first
-# action of a step and its last is a rank idle?
+# On a stage one micro-batch takes 1 ms forward and 2 ms backward. Now all four stages work at once in
+# the middle of the step, and wait only at its beginning and at its end. What part of the time between
+# the first action of a step and its last is a rank idle?
 
 # %% [markdown]
 # ## 2 Predict
@@ -61,13 +61,14 @@ from minidist.report.gantt import as_traces, gantt
 # ## 3 The idea and its picture
 #
 # **Put the stages of a model on ranks, and keep them all busy with micro-batches.** What it saves:
-# each rank holds 1/p of the model, and only small messages leave it: the activations at p - 1 stage
+# each rank holds 1/p of the model, and messages are few: activations and gradients at p - 1 stage
 # boundaries. What it costs: at the start and at the end of a step stages wait, the *bubble*; and
 # activations of many micro-batches are alive.
 #
 # Four stages, four micro-batches. Above, the naive pipeline: a micro-batch goes through all stages
 # and back before the next one starts, so one stage works and three wait. Below, GPipe: while stage
-# 1 has micro-batch 0, stage 0 has micro-batch 1. The bubble is given as a part of the whole time (of
+# 1 has micro-batch 0, stage 0 has micro-batch 1. GPipe takes the newest micro-batch back first; the
+# oldest first takes as long. The bubble is given as a part of the whole time (of
 # total), and over the time of the work alone (of ideal).
 
 # %%
@@ -107,6 +108,7 @@ def step(comm, plan):
     """One step; returns the losses of the micro-batches, and this rank's gradients by name."""
     model = MLP([16] * 8 + [10], dtype=np.float64)
     stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
+    # A backward is I + W, together 2 ms; lesson 19 separates them.
     times = GivenTimes(comm, uniform(plan.stages, F=1e-3, I=1e-3, W=1e-3))
     pipeline = Pipeline(comm, plan, stages, loss_of, observers=[times])
     parts = (np.array_split(array, plan.microbatches) for array in (rows, targets))
@@ -146,7 +148,7 @@ def toy(comm, batches, weight):
         inputs.append(x)
         if stage < last:
             comm.send(weight * x, stage + 1)
-    for x in inputs:
+    for x in reversed(inputs):  # the newest first, as GPipe does
         g = np.ones_like(x)
         if stage < last:
             comm.recv(g, stage + 1)  # the gradient of this stage's output
@@ -166,8 +168,8 @@ print("gradients", SimWorld(4).run(lambda comm: toy(comm, batches, comm.rank + 1
 print("on one device", [sum(2 * i for i in range(3)) * 24 / w for w in (1, 2, 3, 4)])
 
 # %% [markdown]
-# In the library a schedule is data: for each rank the list of what it does. Passes insert sends and
-# early receives, and the runtime executes the list:
+# In the library a schedule is data: for each rank the list of what it does. Later steps insert the
+# sends and early receives, and the runtime executes the list:
 # [schedules.py](../minidist/core/pipeline/schedules.py), and `_forward` and `_backward` in
 # [pipeline.py](../minidist/core/pipeline/runtime/pipeline.py).
 
@@ -207,7 +209,7 @@ for m in (4, 12, 24):
     print(f"micro-batches: {m:2}; alive on each stage {alive}")
 
 # %% [markdown]
-# Is the gradient that of one device? And what does each rank send?
+# Is the gradient that of one device?
 
 # %%
 model = MLP([16] * 8 + [10], dtype=np.float64)
@@ -219,15 +221,22 @@ for name, stages, m in (("naive", 4, 2), ("gpipe", 4, 4), ("gpipe", 3, 5), ("gpi
     off = max(np.abs(gradients[q.name] - q.grad).max() for q in model.parameters())
     print(f"{name}, {stages} stages, {m} micro-batches: max |g_parallel - g_single| = {off:.1e}")
     assert off < 1e-12
-sent = {k: n for k, n in world.traces[1].bytes_by_purpose().items() if k.startswith("pipeline")}
-print(
-    f"rank 1 sends {', '.join(f'{k} {n:,} B' for k, n in sent.items())}; rows x width x 8 B = "
-    f"{ROWS * 16 * 8:,} B"
-)
 
 # %% [markdown]
-# The bytes do not depend on the number of micro-batches, and not on the size of the model: only on
-# the width of the stage boundary.
+# And what does rank 1 send to its two neighbours, with one micro-batch and with many?
+
+# %%
+for m in (1, 2, 4, 8, 24):
+    world = SimWorld(4)
+    world.run(step, get_schedule("gpipe").plan(4, m))
+    sent = world.traces[1].bytes_by_purpose()
+    down, up = sent["pipeline_activation"], sent["pipeline_gradient"]
+    print(f"micro-batches: {m:2}; activations {down:,} B, gradients {up:,} B")
+    assert down == up == ROWS * 16 * 8  # rows x width x 8 B
+
+# %% [markdown]
+# The bytes depend on the rows of the batch and the width of the boundary, and neither on the number of
+# micro-batches nor on the layers of a stage.
 
 # %% [markdown]
 # GPipe's own remedy for the memory is that of lesson 10. With `--recompute full` a stage keeps only
@@ -239,7 +248,7 @@ print(
 #
 # Two stages. Stage 0 wants the gradient of micro-batch 0 before it sends micro-batch 1; stage 1
 # wants micro-batch 1 before it starts any backward. Each list looks reasonable alone. A validator
-# finds it before anything runs:
+# finds it before anything runs. (0F1 is stage 0, forward, micro-batch 1.)
 
 # %%
 mixed = from_cells([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B1", "1B0"]], "mixed")
@@ -247,29 +256,33 @@ with expect(PlanError):
     validate(mixed)
 
 # %% [markdown]
-# A silent bug: every micro-batch divides by its own rows. The loss looks like a mean, and the
-# gradient is m times too large. (Without a divisor at all, `Pipeline` refuses the loss.)
+# A silent bug: every micro-batch divides by its own rows. Each loss looks like that of a batch, but
+# the step's loss is their sum, and the gradient is m times too large. (Without a divisor at all,
+# `Pipeline` refuses the loss.)
 
 # %%
-loss_of_whole = loss_of
+plan, loss_of_whole = get_schedule("gpipe").plan(4, 6), loss_of
+right = SimWorld(4).run(step, plan)
 
 
 def loss_of(output, target):
     return cross_entropy(output, target, divisor=len(target))
 
 
-results = SimWorld(4).run(step, get_schedule("gpipe").plan(4, 6))
-weight = next(iter(model.parameters()))
-ratio = np.abs(results[0][1][weight.name]).max() / np.abs(weight.grad).max()
-print(f"losses {np.round(results[0][0], 2)}; the gradient is {ratio:.1f} times as large")
+wrong = SimWorld(4).run(step, plan)
+for name, ((losses, gradients), *_) in (("right", right), ("wrong", wrong)):
+    largest = max(np.abs(gradient).max() for gradient in gradients.values())
+    print(f"{name}: losses {np.round(losses, 2)}, sum {sum(losses):5.2f}; max |g| {largest:.1e}")
 loss_of = loss_of_whole
 
 # %% [markdown]
 # ## 7 Exercise: write the plan as lists
 #
 # Return for each of p stages the list of its actions on m micro-batches: "F0" is the forward, "B0"
-# the backward of micro-batch 0. Judged are that no rank waits for ever, and that the whole takes no
-# longer than GPipe.
+# the backward of micro-batch 0. F takes 1 and B takes 2.
+#
+# Judged: each stage runs each micro-batch forward and backward, no rank waits for ever, and the whole
+# takes no longer than GPipe.
 
 
 # %%
@@ -288,13 +301,15 @@ check("16.gpipe", solution("16.gpipe"))
 #
 # - Stages on ranks, micro-batches in flight: idle **(p-1)/(m+p-1) of total**, which is (p-1)/m of
 #   ideal; naive: (p-1)/p.
-# - A rank sends one activation and one gradient per micro-batch and stage boundary, whatever the
-#   model's size; **all m micro-batches are alive** under GPipe. Lesson 17 fixes that.
+# - A rank sends activations to the next stage and gradients to the one before, rows x width x 8 B a
+#   step each; **all m micro-batches are alive** under GPipe. Lesson 17 fixes that.
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row:
+# added up in float32 (4 B) and 12 B for Adam in every row. GB is without temporaries, the copies that
+# kernels and the loss make for themselves; "fits" counts them. In row 16 each of 8 replicas is a
+# pipeline of 8 cards and cuts its 64 texts into 8 micro-batches of 8:
 
 # %%
 story("16")

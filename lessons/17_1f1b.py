@@ -62,7 +62,7 @@ from minidist.report.gantt import as_traces, gantt
 #
 # **As soon as a stage can run a backward, it does**, because that frees the activations of a
 # micro-batch: one forward, one backward, in turn (*1F1B*). What it saves: memory, with GPipe's bubble.
-# What it costs: only a more careful order.
+# What it costs: only a more careful order, without which stages wait (part 6).
 #
 # GPipe and 1F1B on four stages with eight micro-batches. Look at the numbers on stage 0 (the top
 # row): below, B0 runs before F4.
@@ -117,7 +117,7 @@ def loss_of(output, target):
 # GPipe's memory and 1F1B's, at the same scale. With GPipe every rank's activations grow until its
 # last forward; with 1F1B they stop growing after four, three, two and one micro-batch, and go up and
 # down. (What is there at the very beginning is a micro-batch of zeros, by which stages learn the
-# shapes that they will receive. Rank 3 holds a little more, because its loss keeps an array.)
+# shapes that they will receive.)
 
 # %%
 runs = {}
@@ -135,30 +135,31 @@ for name, plan in plans.items():
 # ## 4 The code
 #
 # A stage is a list of actions, F3 for the forward of micro-batch 3 and B3 for its backward, and a
-# loop that carries it out. Every message of a pipeline is in this toy, in which a stage multiplies
-# by its weight:
+# loop that carries it out. The toy is that of lesson 16, where a stage multiplies by its weight; but
+# its order is a list now. B frees what F has kept:
 
 
 # %%
 def carry_out(comm, order, batches, weight):
     """Returns the gradient of this stage's weight, and the most micro-batches that were alive."""
-    stage, last = comm.rank, comm.size - 1
-    sends, alive, most, gradient = [], {}, 0, 0.0
+    stage, last, sends = comm.rank, comm.size - 1, []
+    alive, most, gradient = {}, 0, 0.0
     for action in order:
         kind, i = action[0], int(action[1:])
-
-        # F takes the activations of the stage before, B the gradient of the stage after.
-        source, dest = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
-        x = batches[i].copy() if kind == "F" else np.ones_like(batches[i])
-        if 0 <= source <= last:
-            comm.recv(x, source, tag=i)
         if kind == "F":
-            alive[i] = x
+            alive[i] = x = batches[i].copy()
             most = max(most, len(alive))
-        else:
-            gradient += float((x * alive.pop(i)).sum())  # frees the micro-batch
-        if 0 <= dest <= last:
-            sends.append(comm.isend(weight * x, dest, tag=i))
+            if stage > 0:
+                comm.recv(x, stage - 1, tag=i)  # activations, from the stage before
+            if stage < last:
+                sends.append(comm.isend(weight * x, stage + 1, tag=i))
+        if kind == "B":
+            g = np.ones_like(batches[i])
+            if stage < last:
+                comm.recv(g, stage + 1, tag=i)  # the gradient of this stage's output
+            gradient += float((g * alive.pop(i)).sum())
+            if stage > 0:
+                sends.append(comm.isend(weight * g, stage - 1, tag=i))
     comm.waitall(sends)
     return gradient, most
 
@@ -169,7 +170,7 @@ def carry_out(comm, order, batches, weight):
 
 # %%
 batches = [np.full(2, float(i)) for i in range(3)]
-gpipes_list = ["F0", "F1", "F2", "B0", "B1", "B2"]
+gpipes_list = ["F0", "F1", "F2", "B2", "B1", "B0"]
 done = SimWorld(2).run(lambda comm: carry_out(comm, gpipes_list, batches, comm.rank + 1.0))
 for stage, (gradient, most) in enumerate(done):
     print(f"stage {stage}: gradient {gradient:g}; at most {most} micro-batches alive")
@@ -218,19 +219,25 @@ for count in (2, 4, 8, 32, 128):
 # %%
 model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float64)
 cross_entropy(model(Tensor(rows)), targets).backward()
-for stages, count in ((4, 8), (3, 5), (8, 3), (2, 1)):
-    results = SimWorld(stages).run(step, get_schedule("1f1b").plan(stages, count))
+
+
+def off_by(plan):
+    """max |g_parallel - g_single| of a plan that is carried out."""
+    results = SimWorld(plan.stages).run(step, plan)
     gradients = {key: array for own, _ in results for key, array in own.items()}
-    off = max(np.abs(gradients[q.name] - q.grad).max() for q in model.parameters())
+    return max(np.abs(gradients[q.name] - q.grad).max() for q in model.parameters())
+
+
+for stages, count in ((4, 8), (3, 5), (8, 3), (2, 1)):
+    off = off_by(get_schedule("1f1b").plan(stages, count))
     print(f"stages: {stages}, micro-batches: {count}; max |g_parallel - g_single| = {off:.1e}")
     assert off < 1e-12
 
 # %% [markdown]
 # ## 6 Break it
 #
-# One forward less at the start, on every stage but the last, which has none there. The gradients
-# are still right and less memory is held. But the stages wait for each other, and a test that looks at
-# the gradients alone does not see it:
+# One forward less at the start, on every stage but the last, which has none there. Less memory is
+# held, but the stages wait for each other. A test that looks at the gradients alone does not see it:
 
 
 # %%
@@ -247,14 +254,18 @@ times = [time_plan(plan, spans=True) for plan in (eager, slow)]
 show(gantt(times, command="part 6 of lesson 17"))
 print(
     f"{times[1].makespan / times[0].makespan:.2f} times as long; alive {times[1].peak} instead "
-    f"of {times[0].peak}"
+    f"of {times[0].peak}; max |g_parallel - g_single| = {off_by(slow):.1e}"
 )
+assert off_by(slow) < 1e-12
 
 # %% [markdown]
 # ## 7 Exercise: 1F1B for every p and m
 #
-# As in lesson 16: for each of p stages the list of its actions. Judged are that it takes no longer
-# than 1F1B, and that no more than min(m, p-s) micro-batches are alive on stage s. Mind m < p.
+# As in lesson 16: for each of p stages the list of its actions on m micro-batches. F takes 1 and B
+# takes 2. Mind m < p.
+#
+# Judged: no rank waits for ever, the whole takes no longer than 1F1B, and no more than min(m, p-s)
+# micro-batches are alive on stage s.
 
 
 # %%
@@ -298,8 +309,8 @@ story("17")
 # | here | elsewhere |
 # |---|---|
 # | `get_schedule("1f1b")` | PyTorch `Schedule1F1B`; Megatron-LM `forward_backward_pipelining_without_interleaving`; DeepSpeed `TrainSchedule` |
-# | 1F1B with one update per step | "PipeDream-Flush" (2BW paper); DAPPLE |
-# | the plan's `warm-up` | Megatron-LM `num_warmup_microbatches` |
+# | 1F1B with one update per step | "PipeDream-Flush" (Narayanan et al. 2021); DAPPLE |
+# | the forwards before a stage's first backward | Megatron-LM `num_warmup_microbatches` |
 # | micro-batches alive | Megatron-LM: "in-flight microbatches" |
 #
 # Next: [19 Zero bubble](19_zero_bubble.ipynb). Side rooms: [17b PipeDream and weight

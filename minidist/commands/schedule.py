@@ -6,7 +6,7 @@ Proved by: tests/commands/test_schedule.py
 import inspect
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,8 +99,7 @@ def schedule(
         refuse_others(output, form)
     if not plans:
         for name, entry in schedules().items():
-            about = inspect.getdoc(inspect.getmodule(entry.function)) or ""
-            print(f"{name:24} {about.splitlines()[0] if about else ''}")
+            print(f"{name:24} {_about(entry.function)}")
         return
 
     evaluated = timed(plans, flags, form)
@@ -111,6 +110,16 @@ def schedule(
     if too_much:
         say(f"minidist: {too_much}")
         raise Exit(1)
+
+
+def _about(function: Callable[..., Any]) -> str:
+    """Return a line on a schedule: what its file says, or its function where the file has several families."""
+    said_by = function if function.__module__ == "minidist.core.pipeline.schedules" else inspect.getmodule(function)
+    about = inspect.getdoc(said_by) or ""
+    if said_by is not function:
+        return about.partition("\n")[0]
+    about = " ".join(about.partition("\n\n")[0].split()).removeprefix("Return ")
+    return about[:1].upper() + about[1:]
 
 
 def timed(plans: Iterable[str], flags: PlanFlags, form: str) -> list[Any]:

@@ -74,7 +74,7 @@ CHAPTERS = [
     ),
     chapter(
         "16",
-        "not cut: 8 stages, 8 micro-batches of 8",
+        "8 stages, 8 replicas; 8 micro-batches of 8",
         "92 GB with temporaries; waiting",
         dp=8,
         zero=1,

@@ -1,7 +1,7 @@
 """Batch normalisation as GPipe treats it: statistics of each micro-batch, moving averages of the whole batch.
 
 Batch normalisation looks at all rows of its input, so a step in micro-batches is not the step of the whole batch. GPipe
-(Huang et al., 2019, section 3.2) takes each micro-batch's own statistics in training, and for evaluation moving
+(Huang et al., 2019) takes each micro-batch's own statistics in training, and for evaluation moving
 averages over whole mini-batches. So the gradients of a pipeline, and of data parallelism, equal one device's with the
 same micro-batches. The running statistics do, too, up to rounding: `DistributedDataParallel`, `ZeroOptimizer`,
 `fully_shard` and `Pipeline` combine those of all ranks at the end of a backward pass or a step, so every rank evaluates

@@ -6,7 +6,7 @@
 Then n ranks with b rows each compute what one device computes with n b rows, where batch norms by themselves would
 normalise each rank's b rows apart. Micro-batches that a rank runs one after the other (accumulation, pipelines) stay
 apart: statistics over all of them would need all their activations at one time, which is what micro-batches avoid
-(GPipe, section 3.2). The weight and the bias are local sums, and data parallelism adds them up.
+(GPipe). The weight and the bias are local sums, and data parallelism adds them up.
 
 Bytes for C channels, with n ranks together: n (n-1) 8 (1 + 2 C) forward, 2 (n-1) 8 2 C backward (purpose `batch_norm`).
 

@@ -316,6 +316,9 @@ def test_without_a_name_it_says_what_there_is(call):
     out = call("schedule").out
     assert [line.split()[0] for line in out.splitlines()] == list(schedules())
     assert all(len(line.split()) > 4 for line in out.splitlines())
+    # Each line is about its schedule: its name, in the words of its paper, or that of its family, begins it.
+    about = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert all(about[name].lower().startswith(name) for name in ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2"))
 
 
 LOWERED = (

@@ -119,7 +119,8 @@ def stage_order(s: int, m: int, warm_up: int) -> list[int]:
     chunks=None,
 )
 def interleaved(p: int, m: int, v: int, group: int = 0) -> Orders:
-    """Return interleaved 1F1B: a rank holds v short stages instead of a long one, so filling the pipeline takes 1/v.
+    """Return interleaved 1F1B: a rank holds v short stages instead of a long one, so filling the pipeline takes 1/v of
+    the time.
 
         model      | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |        p = 4, v = 2: stage of chunk c on rank r is c*p + r
         rank         0   1   2   3   0   1   2   3
@@ -176,11 +177,11 @@ def _split_order(s: int, m: int, warm_up: int, lag: int) -> list[int]:
 
 @schedule("zb-h1", aliases=("zb1p", "zero-bubble", "ScheduleZBH1"))
 def zb_h1(p: int, m: int) -> Orders:
-    """Return ZB-H1: at most p micro-batches alive, W's share counted until W."""
+    """Return ZB-H1: weight gradients fill the time in which a stage would wait; p micro-batches are alive until W."""
     return zero_bubble(p, m, 1)
 
 
 @schedule("zb-h2", aliases=("zb2p", "ScheduleZBH2"))
 def zb_h2(p: int, m: int) -> Orders:
-    """Return ZB-H2: at most 2p-1 micro-batches alive."""
+    """Return ZB-H2: no rank waits between its first F and its last W; up to 2p-1 micro-batches are alive."""
     return zero_bubble(p, m, 2)
