@@ -15,9 +15,9 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 4_185,
+    "base": 4_192,
     "collectives": 3_858,
-    "comm": 6_499,
+    "comm": 6_635,
     "commands": 5_542,
     "course": 12_861,
     "core": 9_814,
