@@ -16,6 +16,7 @@ buffers.py          which memory a message uses
 call_site.py        the user's line on which an operation started
 program_lines.py    the user's line of an error, and of another thread
 remedies.py         what to write here instead of a name of PyTorch's or mpi4py's
+tracebacks.py       what a person reads of an exception that is not ours
 tags.py             the tags of messages, and a message in words
 waiting.py          which rank waits for which
 """

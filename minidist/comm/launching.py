@@ -21,7 +21,7 @@ from minidist.base.interrupts import EXIT_CODE, interrupted
 from minidist.base.limits import check_ranks
 from minidist.base.process import tune_process
 from minidist.comm.launched import launched_size
-from minidist.comm.program_lines import lines_of, print_exception
+from minidist.comm.program_lines import lines_of
 
 if TYPE_CHECKING:
     import argparse
@@ -88,6 +88,8 @@ def launch(
     except Exception:
         # A program may catch it. Where it ends the program, Python prints it by this function.
         if sys.excepthook is sys.__excepthook__:
+            from minidist.comm.tracebacks import print_exception
+
             sys.excepthook = print_exception
         raise
 

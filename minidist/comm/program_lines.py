@@ -1,8 +1,8 @@
 """The line of a person's program in other places than a call: in another thread, and in an error's traceback.
 
-`lines_of` is what a person reads of an error of ours: the sentence, and the line of their program that led to it. Of
-any other exception, `traceback_of` has the lines that are not of this package. All of the traceback comes with
-`--traceback`, or where MINIDIST_TRACEBACK=1 is set.
+`lines_of` is what a person reads of an error of ours: the sentence, and the line of their program that led to it (see
+tracebacks.py for other exceptions). All of the traceback comes with `--traceback`, or where MINIDIST_TRACEBACK=1 is
+set.
 
 Proved by: tests/comm/test_error_lines.py, tests/comm/test_call_site_of_thread.py
 """
@@ -13,9 +13,8 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 
-from minidist.base.user_file import without_ours
 from minidist.comm.call_site import CallSite, call_site, is_of_user
 from minidist.comm.errors import BufferReuseError
 
@@ -90,25 +89,3 @@ def lines_of(error: BaseException) -> list[str]:
 def shows_all() -> bool:
     """Return whether the user asks for whole tracebacks."""
     return os.environ.get("MINIDIST_TRACEBACK", "0") not in ("", "0")
-
-
-def traceback_of(error: BaseException) -> str:
-    """Return the traceback of an exception that is not ours, without the lines of this package unless all are asked."""
-    shown = traceback.TracebackException.from_exception(error)
-    if shows_all():
-        return "".join(shown.format())
-
-    # The exception, and those that led to it.
-    parts, hidden = [shown], False
-    for part in parts:
-        kept = without_ours(part.stack)
-        hidden |= kept[-1:] != part.stack[-1:]
-        part.stack[:] = kept
-        parts += [other for other in (part.__cause__, part.__context__) if other is not None]
-    more = "(raised inside minidist; --traceback or MINIDIST_TRACEBACK=1 shows the whole way)\n" if hidden else ""
-    return "".join(shown.format()) + more
-
-
-def print_exception(_: type[BaseException], error: BaseException, __: TracebackType | None) -> None:
-    """Print an exception that ends the program: what `launch` makes `sys.excepthook`."""
-    print(traceback_of(error), end="", file=sys.stderr)

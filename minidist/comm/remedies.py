@@ -1,18 +1,16 @@
 """What to write here instead of a name of PyTorch's or mpi4py's: the sentence for an exception that Python raises.
 
-A rank's AttributeError or TypeError is looked up when it leaves the program, so that no class here needs a method that
-only refuses, and `hasattr` is right.
+A rank's AttributeError or TypeError is looked up when it leaves the program (`has_run.with_remedies`), so that no
+class here needs a method that only refuses, and `hasattr` is right.
 
 Proved by: tests/comm/test_remedies.py
 """
 
-import inspect
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from traceback import walk_tb
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.errors import AutogradError, UsageError, quoted
+from minidist.core.optim.optimizer import as_slices
 
 # By class and by the name that it has elsewhere: what to write.
 NAMES: dict[str, dict[str, str]] = {
@@ -72,25 +70,8 @@ def remedy(error: BaseException) -> UsageError | None:
         for pattern, text in TEXTS.items():
             if found := re.match(pattern, str(error)):
                 return UsageError(found.expand(text))
+    # Of a sharded model each rank has parts, which the parameters themselves do not show.
+    codes = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]
+    if isinstance(error, AutogradError) and " is released:" in str(error) and as_slices.__code__ in codes:
+        return UsageError(f"{str(error).partition(':')[0]}: make the optimizer of sharded_parameters(model)")
     return None
-
-
-@contextmanager
-def with_remedies() -> Iterator[None]:
-    """Raise, in place of an exception that leaves the block, the error that says what to write instead."""
-    try:
-        yield
-    except (AttributeError, TypeError, NotImplementedError) as error:
-        if (better := remedy(error)) is not None:
-            raise better from error
-        raise
-
-
-def check_takes_comm(main: Callable[..., Any]) -> None:
-    """Raise UsageError for a function without a parameter for the communicator."""
-    code = getattr(main, "__code__", None)
-    if code is not None and not code.co_argcount and not code.co_flags & inspect.CO_VARARGS:
-        name = quoted(main.__name__, marks=False)
-        raise UsageError(
-            f"{name}() has no parameter, and each rank calls it with its communicator: write def {name}(comm)"
-        )

@@ -88,7 +88,9 @@ def _source(spec: str) -> Dataset:
     if not colon and os.path.isdir(spec):
         raise UsageError(f"--data {quoted_path(spec)} is a folder; write idx:DIR or cifar:DIR")
     suffix = os.path.splitext(spec)[1]
-    if not colon and (suffix or os.path.isfile(spec)):
+    if not colon and suffix and not os.path.exists(spec):
+        raise UsageError(f"--data {quoted_path(spec, marks=False)}: there is no file {quoted_path(spec)}")
+    if not colon and os.path.isfile(spec):
         kind = "npz" if suffix == ".npz" else "tokens" if suffix in (".npy", *TOKEN_DTYPES) else "text"
         raise UsageError(
             f"--data {quoted_path(spec)} is a file, but its kind is missing; write"

@@ -9,10 +9,11 @@ import pytest
 from minidist.comm import SimWorld
 from minidist.comm.remedies import NAMES
 from minidist.core.autograd import Tensor, cross_entropy
-from minidist.core.base.errors import UsageError
+from minidist.core.base.errors import DeadlockError, MismatchError, UsageError
+from minidist.core.collectives import all_reduce
 from minidist.core.nn import MLP, Module
 from minidist.core.optim import SGD
-from minidist.core.parallel.fsdp import fully_shard
+from minidist.core.parallel.fsdp import fully_shard, sharded_parameters
 from minidist.parallel.data_parallel import DistributedDataParallel
 from tests.mpi_runner import mpiexec
 
@@ -47,6 +48,10 @@ def a_loss():
         (lambda comm: np.tanh(next(MLP([4, 3]).parameters())), r"x.tanh\(\)"),
         (lambda comm: MLP([4, 3]).cuda(), r'MLP has no cuda: write model.to\("cuda"\)$'),
         (lambda comm: NoForward()(1), r"^NoForward has no forward: define forward\(self, x\)"),
+        (
+            lambda comm: SGD(fully_shard(MLP([4, 3]), mesh=comm).parameters(), lr=0.1),
+            r"^parameter 'layers.0.weight' of shape \(3, 4\) is released: make the optimizer of sharded_param",
+        ),
         (lambda comm: fully_shard(MLP([4, 3])), r"write fully_shard\(model, mesh=comm\)$"),
         (lambda comm: fully_shard(MLP([4, 3]), comm), r"write fully_shard\(model, mesh=comm\)$"),
         (lambda comm: DistributedDataParallel(MLP([4, 3])), r"write DistributedDataParallel\(model, comm\)$"),
@@ -106,3 +111,31 @@ def test_under_mpiexec_the_sentence_is_the_same(tmp_path, head, sentence):
     assert answer.returncode
     assert sentence in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_a_deadlock_of_calls_on_two_communicators_names_both():
+    def program(comm):
+        part = comm.split(comm.rank % 2)
+        all_reduce(comm if comm.rank else part, np.zeros(4))
+
+    with pytest.raises(DeadlockError) as caught:
+        SimWorld(4).run(program)
+    said = "all_reduce/ring is called by rank 0 on world.1color0 (ranks 0, 2), and by ranks 1, 2, 3 on world (ranks 0, "
+    assert said in str(caught.value)
+
+
+def test_a_rank_that_forgets_backward_is_told_so():
+    def program(comm):
+        model = MLP([8, 8, 4])
+        fully_shard(model, mesh=comm)
+        optimizer = SGD(sharded_parameters(model), lr=0.1)
+        for _ in range(2):
+            loss = cross_entropy(model(np.ones((4, 8), np.float32)), np.arange(4))
+            if comm.rank == 1:
+                loss.backward()
+            optimizer.step()
+
+    here = r"\(\S+test_remedies\.py:\d+\)"
+    sentence = rf"rank 1 is in the backward pass {here} and rank 0 in a forward pass {here}: every rank must call back"
+    with pytest.raises(MismatchError, match=sentence):
+        SimWorld(2).run(program)

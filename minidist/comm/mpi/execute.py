@@ -19,7 +19,8 @@ from minidist.comm.errors import BufferReuseError
 from minidist.comm.mpi.start import give_up
 from minidist.comm.mpi.waits import Returned
 from minidist.comm.mpi.world import MPIWorld
-from minidist.comm.program_lines import lines_of, traceback_of
+from minidist.comm.program_lines import lines_of
+from minidist.comm.tracebacks import traceback_of
 
 
 def execute_mpi(

@@ -35,7 +35,7 @@ from minidist.comm.call_log import Call, CallLog
 from minidist.comm.call_site import NOWHERE, CallSite, FindsLines, call_site
 from minidist.comm.communicator import CheckedComm, Claim
 from minidist.comm.errors import BufferReuseError, UnmatchedMessageError, UnwaitedRequestError
-from minidist.comm.has_run import LAZY, has_run
+from minidist.comm.has_run import LAZY, check_takes_comm, has_run, with_remedies
 from minidist.comm.header import (
     EQUAL_BYTES,
     HEADER_BYTES,
@@ -64,7 +64,6 @@ from minidist.comm.mpi.start import Starting, abort, meet, start_limit
 from minidist.comm.mpi.stream import MPIRequest, Stream
 from minidist.comm.mpi.waits import Entering, Returned, Wait, doing, state_of
 from minidist.comm.mpi.watchdog import Watchdog
-from minidist.comm.remedies import check_takes_comm, with_remedies
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MismatchError, RankDeadError, UsageError

@@ -20,10 +20,9 @@ from minidist.base.limits import check_number, check_whole
 from minidist.comm.call_site import NOWHERE, FindsLines, call_site
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError, UnwaitedRequestError
-from minidist.comm.has_run import LAZY, has_run
+from minidist.comm.has_run import LAZY, check_takes_comm, has_run, with_remedies
 from minidist.comm.header import check_checks, check_record
 from minidist.comm.message_checks import CheckedCall
-from minidist.comm.remedies import check_takes_comm, with_remedies
 from minidist.comm.sim.checks import KEPT_CALLS, BufferWatch, CallWatch, Lines, Recorder, Totals
 from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
@@ -79,7 +78,7 @@ class SimWorld(FindsLines, Sim):
     ) -> None:
         check_record(record)
         check_checks(checks)
-        super().__init__(check_whole("SimWorld: ranks", ranks), links=links)
+        super().__init__(check_whole("SimWorld: ranks", ranks, 1), links=links)
         self.eager_bytes, self.chooser = check_whole("SimWorld: eager_bytes", eager_bytes), chooser
         if on_failure not in ("end", "isolate"):
             raise UsageError(f'on_failure={quoted(on_failure)}; it must be "end" or "isolate"')
