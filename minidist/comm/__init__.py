@@ -7,6 +7,7 @@ launched.py         how many processes the launcher started
 launcher.py         finds and calls `mpiexec`
 has_run.py          refuses a program that returned a generator and so has not run
 header.py           what both sides of a message must agree on
+differences.py      how two sides of a message differ
 call_log.py         which collective calls a rank has made
 unlike_calls.py     the sentence about the first call in which ranks differ
 communicator.py     the communicator that a program is given

@@ -116,7 +116,7 @@ def unpack(data: bytes | bytearray) -> Header:
 # What ranks say of the gradients and weights that they send: `Bucket.equal`, `FSDPUnit`, `ZeroOptimizer.gather`.
 # And of copies of a tied weight: `SharedGradients` of a pipeline.
 OVER = ", mean over "  # a part of it, with what the losses of the sent gradients are means over: "22 rows"
-REPLICA = re.compile(r"(?:model \d+|\S+ of fully_shard \d+|\S+ of a pipeline) after \d+ updates?.*")
+_REPLICA = re.compile(r"(?:model \d+|\S+ of fully_shard \d+|\S+ of a pipeline) after \d+ updates?.*")
 
 
 def compare(sent: Header, expected: Header, source: int, destination: int, where: str, name: str = "") -> None:
@@ -138,10 +138,12 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
         their_arguments = our_arguments
 
     # Only a difference loads what explains it.
-    from minidist.comm.unlike_calls import compare_replicas, unlike_operations
+    from minidist.comm.differences import compare_replicas, unlike_operations
 
     if theirs == ours and their_arguments != our_arguments:
-        compare_replicas(ours, (source, their_arguments), (destination, our_arguments), where)
+        mine, other = _REPLICA.search(our_arguments), _REPLICA.search(their_arguments)
+        if mine is not None:
+            compare_replicas(ours, (source, other and other[0]), (destination, mine[0]), where)
 
     # The first difference is the cause: other operations have other dtypes, other dtypes other sizes.
     if theirs != ours or their_arguments != our_arguments:
@@ -156,35 +158,9 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
     )
 
 
-_ARGUMENTS = re.compile(
-    r"(?: (?!root |counts )(\w+))?(?: root (\d+))?(?: counts (\[[\d, ]*\]|#[0-9a-f]+))?(?: (\[[\d, ]*\]))?"
-)
-
-
-class Arguments(NamedTuple):
-    """What every rank must pass equal to a collective: as text, "" where there is none."""
-
-    reduction: str
-    root: str
-    counts: str
-    shape: str
-
-
-def arguments_of(operation: str) -> Arguments | None:
-    """Return the arguments in an operation such as "reduce/ring max root 1 [2, 3]"; None when it has others."""
-    found = _ARGUMENTS.fullmatch(operation[operation.find(" ") :])
-    return Arguments(*(text or "" for text in found.groups())) if found and " " in operation else None
-
-
 def is_of_replicas(operation: str) -> bool:
     """Return whether an operation says what replica its arrays belong to, which its error then explains."""
-    return REPLICA.search(operation) is not None
-
-
-def without_shape(operation: str) -> str:
-    """Return "reduce/ring max root 1" of "reduce/ring max root 1 [2, 3]"."""
-    found = arguments_of(operation)
-    return operation.removesuffix(f" {found.shape}") if found and found.shape else operation
+    return _REPLICA.search(operation) is not None
 
 
 def check_record(record: bool | str) -> None:

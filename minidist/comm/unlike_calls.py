@@ -1,21 +1,18 @@
 """The sentence about collective calls in which ranks differ: which call it is, who made which, and who skipped one.
 
-Also the one about replicas that differ in what they say of their weights and gradients.
-
 Imported when two calls have differed.
 
 Proved by: tests/comm/test_call_log.py, tests/comm/sim/test_look_ahead.py
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from minidist.comm.call_log import Call
-from minidist.comm.header import OVER, REPLICA, Arguments, arguments_of, without_shape
-from minidist.core.base.errors import MismatchError, quoted
+from minidist.comm.differences import unlike_operations, without_shape
+from minidist.core.base.errors import quoted
 
 # Operations to which every rank passes an array of the same size. A gather takes other sizes from other ranks.
 OF_EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "reduce_scatter")
@@ -169,69 +166,3 @@ def ranks_text(ranks: Iterable[int], most: int = 8) -> str:
     listed = sorted(ranks)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return f"rank{'s' * (len(listed) > 1)} {', '.join(map(str, listed[:most]))}{more}"
-
-
-_MEANS = re.compile(OVER + r"(\d+ \w+(?: \+ \d+ \w+)*)")
-
-
-def compare_replicas(operation: str, theirs: tuple[int, str], ours: tuple[int, str], where: str) -> None:
-    """Raise MismatchError when two replicas differ; they say what they are: "model 1 after 3 updates with lr 0.1".
-
-    theirs, ours: rank and arguments of the sender, and of the receiver.
-    """
-    (source, their_arguments), (destination, our_arguments) = theirs, ours
-    mine, other = REPLICA.search(our_arguments), REPLICA.search(their_arguments)
-    if mine is None or (other is not None and other[0] == mine[0]):
-        return
-
-    # Means over other numbers of rows, and nothing else that differs.
-    over = [_MEANS.search(match[0]) if match else None for match in (mine, other)]
-    if other and any(over) and _MEANS.sub("", mine[0]) == _MEANS.sub("", other[0]):
-        sites = where.removesuffix(" (receiver)").split(" (sender) and ")
-        if operation.startswith("all_gather") and not all(over) and len(sites) == 2:
-            passes = [(destination, sites[1]), (source, sites[0])]  # as in `over`
-            (late, there), (early, here) = passes if over[0] else passes[::-1]
-            raise MismatchError(
-                f"ranks differ in {operation}: rank {late} is in the backward pass ({there}) and rank {early} in a"
-                f" forward pass ({here}): every rank must call backward() after each forward"
-            )
-        has = [f"the mean over {found[1]}" if found else "no mean over rows" for found in over]
-        raise MismatchError(
-            f"ranks differ in {operation}: the loss of rank {destination} is {has[0]}, and that of rank {source}"
-            f" {has[1]}, at {where}; the mean of the ranks' means is not the mean over all rows: divide every loss"
-            " by the rows (tokens) of all ranks (divisor=), and wrap the model with reduction='sum'"
-        )
-    raise MismatchError(
-        f"ranks differ in {operation}: rank {destination} has {mine[0]}, and rank {source}"
-        f" {other[0] if other else 'something else'}, at {where}; every rank must run its models in the same order,"
-        " step their optimizers as often and with the same settings, call the same of train() and eval(), and give the"
-        f" same values to the weights{' and as many rows to a mean that is averaged' if any(over) else ''}"
-    )
-
-
-def unlike_operations(sent: str, expected: str) -> tuple[str, str]:
-    """Return what differs between two operations with their arguments, and the remedy."""
-    # The operation, then the algorithm.
-    ours, theirs = (text.partition(" ")[0] for text in (sent, expected))
-    if ours != theirs:
-        if ours.partition("/")[0] == theirs.partition("/")[0]:
-            return "algorithms differ", "every rank must pass the same algorithm"
-        return "operation mismatch", "every rank of a communicator must call the same collectives in the same order"
-
-    # What a call that sends nothing compares: see `communicator.check_alike`.
-    if sent.split(" ")[1:2] == expected.split(" ")[1:2] == ["weights"]:
-        return "weights differ", "every rank must build the whole model from the same seed, or load the same weights"
-
-    # One argument is named; of several that differ any may be the cause.
-    a, b = (Arguments("", "", "", "") if " " not in text else arguments_of(text) for text in (sent, expected))
-    unlike = [] if a is None or b is None else [name for name in a._fields if getattr(a, name) != getattr(b, name)]
-    return _REMEDIES[unlike[0]] if len(unlike) == 1 else _ANY_ARGUMENT
-
-
-_ANY_ARGUMENT = "argument mismatch", "every rank must call it with the same arguments"
-_REMEDIES = {
-    "reduction": ("reduction mismatch", "every rank must pass the same reduction"),
-    "root": ("roots differ", "every rank must pass the same root"),
-    "shape": ("shape mismatch", "every rank must pass an array of the same shape"),
-    "counts": ("counts differ", "every rank must pass the same counts"),
-}
