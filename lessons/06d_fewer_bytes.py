@@ -100,7 +100,7 @@ def train(comm, make=None, steps=120, lr=0.5, width=64):
 
 # %% [markdown]
 # The pictures show the second step of rank 0, with the whole gradient, and with the largest hundredth of
-# its elements. Backward takes equally long; what is left of the messages can hardly be seen.
+# its elements. Backward takes equally long, and the messages take a small part of the step.
 
 # %%
 for make, what in ((None, "the whole gradient"), (lambda comm: TopK(comm, 0.01, "sum"), "top 1 %")):

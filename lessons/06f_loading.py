@@ -19,7 +19,7 @@
 # one, and several loaders could make several batches.
 #
 # For how much of the time does the training still wait with one loader? And how many loaders are
-# needed until it does not wait any more?
+# needed until no step after the first waits any more?
 
 # %% [markdown]
 # ## 2 Predict
@@ -32,17 +32,18 @@ from minidist.course.lesson import check, picture, predict, reveal, solution
 waits_guess = predict(
     "part of the time that the training waits, with one loader", example=60, unit="%"
 )
-loaders_guess = predict("loaders until no step waits", example=4)
+loaders_guess = predict("loaders until no later step waits", example=4)
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Make the next batch while this one trains.** What it saves: the time that a step waits for its
-# batch. What it costs: memory and cores. The batches must be the same, and in the same order, as if
-# the rank had made them itself.
+# **Make the next batch while this one trains.** It saves the time that a step waits for its batch. It
+# costs memory and cores. The batches must be the same, and in the same order, as if the rank had made
+# them itself.
 #
 # The pictures show eight steps without a loader and with one. Rank 1 is the loader, and sends each
-# batch as soon as it is made; red is the time for which rank 0 waits for it.
+# batch as soon as it is made. Grey is making a batch, blue and green are the step, and red is the time
+# for which rank 0 waits for a batch.
 
 # %%
 from functools import partial
@@ -64,7 +65,8 @@ def eight_steps(comm):
             continue
         if comm.size == 2:
             comm.recv(batch, 1)
-        comm.compute(seconds=0.03, name="forward and backward")
+        comm.compute(seconds=0.01, name="forward")
+        comm.compute(seconds=0.02, name="backward")
     comm.waitall(sends)
 
 
@@ -78,18 +80,24 @@ for ranks, name in ((1, "no loader"), (2, "one loader")):
 #
 # The rows of every batch are known in advance. So of N loaders, loader i mod N makes batch i, and the
 # batches are used in their order: the speed of a loader changes nothing in the results
-# ([workers.py](../minidist/data/workers.py)). A few lines compute when each step of the rank ends:
+# ([workers.py](../minidist/data/workers.py)). Where pictures are cropped at random, the draws depend on
+# the seed and on the sample's place in the job, and not on the loader.
+#
+# A loader must not run ahead without end, because its batches take memory. With a depth of P at most P
+# batches are being made or wait: batch i is begun when step i - P has taken its batch. A few lines
+# compute when each step of the rank ends:
 
 # %%
 MAKE, STEP = 50, 30  # ms
 
 
-def ends_of_steps(loaders, steps):
+def ends_of_steps(loaders, steps, depth=8):
     """When each step ends; with 0 loaders the rank makes a batch before each step."""
     free, ends, now = [0] * max(1, loaders), [], 0  # free: when a loader can begin its next batch
     for i in range(steps):
         number = i % len(free)
-        free[number] = MAKE + (free[number] if loaders else now)
+        room = ends[i - depth] - STEP if i >= depth else 0  # when the step i - depth began
+        free[number] = MAKE + (max(free[number], room) if loaders else now)
         now = max(now, free[number]) + STEP
         ends.append(now)
     return ends
@@ -109,14 +117,44 @@ for loaders in (0, 1, 2, 3):
     ends = ends_of_steps(loaders, 100)
     periods[loaders] = (ends[-1] - ends[49]) / 50
     waits = 100 * (1 - STEP / periods[loaders])
-    print(f"loaders: {loaders}, a step: {periods[loaders]:.0f} ms, {waits:.0f} % of it waiting")
+    print(
+        f"loaders: {loaders}, a step: {periods[loaders]:.0f} ms, {waits:.1f} % of it not training"
+    )
 waits_guess.judge(100 * (1 - STEP / periods[1]))
 loaders_guess.judge(min(loaders for loaders, ms in periods.items() if ms == STEP))
 assert all(periods[n] == max(STEP, MAKE / n) for n in (1, 2, 3))
+for depth in (1, 2):
+    ends = ends_of_steps(2, 100, depth)
+    print(f"2 loaders with a depth of {depth}, a step: {(ends[-1] - ends[49]) / 50:.0f} ms")
 
 # %% [markdown]
-# A loader of a job is a thread or a process (`--loader-workers`). Both make the batches that the rank
-# would have made itself:
+# With a depth of 1 the second loader has nothing to do: a depth of at least the number of loaders is
+# needed. A larger one lets the training go on when a batch takes longer than the others.
+#
+# In data parallelism (lesson 06) a late batch costs more, because the gradients are summed in every
+# step. Here ranks 0 and 1 train, ranks 2 and 3 are their loaders, and the second loader needs 90 ms:
+
+
+# %%
+def two_trainers(comm, steps=20):
+    batch, sends = np.zeros(2), []
+    for _ in range(steps):
+        if comm.rank >= 2:
+            comm.compute(seconds=(0.05, 0.09)[comm.rank - 2], name="make a batch")
+            sends.append(comm.isend(batch.copy(), comm.rank - 2))
+        else:
+            comm.recv(batch, comm.rank + 2)
+            comm.compute(seconds=STEP / 1000, name="forward and backward")
+            comm.sendrecv(batch, 1 - comm.rank, np.empty(2), 1 - comm.rank)  # stands for the sum
+    comm.waitall(sends)
+    return comm.time() / steps
+
+
+print("ms per step:", *(f"{1000 * t:.0f}" for t in SimWorld(4).run(two_trainers)[:2]))
+
+# %% [markdown]
+# Both trainers run at the speed of the slower loader. A loader of a job is a thread or a process
+# (`--loader-workers`). Both make the batches that the rank would have made itself:
 
 # %%
 make = partial(open_sampler, "pydoc", False, 8, 64, 0)
@@ -177,7 +215,8 @@ assert orders["equally fast"] == [0, 1, 2, 3, 4, 5] != orders["one is late"]
 # Rank 0 trains, and the other ranks load. `make(i)` returns batch i, an array of 2 numbers. It is
 # slow, so loader i mod N makes batch i; rank 0 makes batches itself only when it is the only rank.
 # Return, on rank 0, all batches in their order, of shape (batches, 2), and on a loader an empty array
-# of shape (0, 2). Which loader is fastest must change nothing, and a batch is sent once.
+# of shape (0, 2). Which loader is fastest must change nothing. Judged: the batches, and messages, bytes
+# and time: a batch is sent once, and all loaders make batches at the same time.
 
 
 # %%
@@ -196,7 +235,8 @@ check("06f.in_order", solution("06f.in_order"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - A step takes **max(train, make / N)** with N loaders, and train + make without one.
+# - A step takes **max(train, make / N)** with N loaders and a depth of at least N, and train + make
+#   without one. In data parallelism every rank waits for the latest batch of all.
 # - Loader **i mod N** makes batch i, and the batches are taken in their order. So all loaders work at
 #   the same time, and the batches have the same bits as without them.
 
@@ -207,11 +247,8 @@ check("06f.in_order", solution("06f.in_order"))
 #     mpiexec -n 2 python mpi_examples/7_more/data_stages.py
 #     mpiexec -n 2 minidist train --dp 2 --loader-workers 2 --prefetch-batches 8 --steps 20
 #
-# `data_stages.py` crops and mirrors pictures at random: what a stage draws is a function of the seed and of
-# the sample's place in the job, so neither the number of loaders nor the number of ranks changes a bit.
-#
-# What never changes need not be made in every epoch. A cache ([cache.py](../minidist/base/cache.py)) stores
-# it under a name, a hash of the content, of what is made of it and of every parameter:
+# `data_stages.py` crops and mirrors pictures at random. What never changes need not be made in every epoch
+# but can be stored:
 #
 #     mpiexec -n 2 python mpi_examples/7_more/caching.py
 
@@ -220,10 +257,7 @@ check("06f.in_order", solution("06f.in_order"))
 #
 # | here | elsewhere |
 # |---|---|
-# | the cache's key | Hugging Face `datasets` fingerprints; git's objects; Bazel's action cache |
 # | `--loader-workers N --prefetch-batches P` | PyTorch `DataLoader(num_workers=N, prefetch_factor=P / N, multiprocessing_context="spawn", in_order=True)` |
 # | `--data 'cifar:DIR \| crop:4 \| flip'` | torchvision `RandomCrop(32, padding=4)`, `RandomHorizontalFlip()`; `tf.data` `map` |
-# | `shuffle:B` | MosaicML StreamingDataset `shuffle_algo="py1b"`; `tf.data` `shuffle(buffer_size)` |
-# | `--teacher-cache` | offline distillation; stored soft labels (Shen and Xing, FKD, 2022) |
 #
-# Next: [09 Mixed precision](09_mixed_precision.ipynb). All of them are in the [index](README.md).
+# Next: [09 Mixed precision](09_mixed_precision.ipynb). All lessons are in the [index](README.md).

@@ -105,15 +105,15 @@ model = GPT(GPTConfig(256, 64, 64, 2, 4))
 logits, words = model(inputs).data.astype(np.float64), model.transformer.wte.weight.data
 p = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
 of_logits = (p - np.eye(256)[targets]) / TOKENS
-of_output = of_logits @ words
+of_output, lost = of_logits @ words, {}
 for scale in (1, 1024):
     first = np.float16(of_logits * scale)
     second = np.float16(np.float32(first) @ words)
     off = np.linalg.norm(second / np.float64(scale) - of_output) / np.linalg.norm(of_output)
-    zeros = [f"{np.mean(array == 0):.1%}" for array in (first, second)]
-    print(f"scale {scale:5,}: {zeros[0]} and {zeros[1]} are zero; the second is {off:.1%} off")
-    if scale == 1:
-        first_guess.judge(100 * np.mean(first == 0), within=0.005)
+    lost[scale] = [100 * np.mean(array == 0) for array in (first, second)]
+    zeros = " and ".join(f"{percent:.1f} %" for percent in lost[scale])
+    print(f"scale {scale:5,}: {zeros} are zero; the second array is {off:.1%} off")
+first_guess.judge(lost[1][0], within=0.005)
 
 # %% [markdown]
 # With p near 1/256, p / 2^20 is near 2^-28 and becomes zero. What is left is -2^-20 at each word that came. So

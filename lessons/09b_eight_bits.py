@@ -20,6 +20,7 @@
 #
 # In float the network recognises about 75 of 100 pictures that it has never seen. How many does it recognise
 # with weights of 3 bits, rounded after the training? And how many if the last 50 steps have rounded, too?
+# (On several ranks each rank sees other values and would choose another grid. Part 6 shows what that does.)
 
 # %% [markdown]
 # ## 2 Predict

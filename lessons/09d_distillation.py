@@ -114,8 +114,8 @@ print(f"max |gradient - the library's| = {np.abs(gradient - logits.grad[0]).max(
 # ## 5 Check
 #
 # What the student gains, as the mean of three that begin with other weights. `distill_weight` is the a of part
-# 4, the weight of the teacher's part of the loss. The loss is that of the last tenth of the text, 10,000
-# tokens that nobody has trained on:
+# 4, and at temperature 1 the teacher's probabilities count as they are. The loss is that of the last tenth of
+# the text, 10,000 tokens that nobody has trained on:
 
 # %%
 source = load_dataset("markov")

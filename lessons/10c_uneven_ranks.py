@@ -45,8 +45,8 @@ time_guess = predict("time of a step, over that with equal shares", example=0.75
 #
 # The ranks have equal shares for two steps. Then they exchange their seconds per row, and take two steps
 # with shares in proportion to their speeds. The picture shows rank 0, a fast one; red is the time for which
-# it waits for the slow rank. (The row above it shows the message with its gradients: a send ends when its receiver
-# takes it, and the slow rank takes it late.) After two steps it has more to compute, and no longer waits.
+# it waits for the slow rank. (The row above it shows the exchange of the gradients: it begins when rank 0 is ready,
+# and ends when the slow rank has taken part, too.) After two steps it has more to compute, and no longer waits.
 
 
 # %%
@@ -116,7 +116,7 @@ for settings in (
     {"global_batch": 8, "weights": "2,1,1"},
 ):
     verdict = SimWorld(3, links=links).run(compare_rank, small_job(dp=3, steps=4, **settings))[0]
-    print(f"{settings}: bit for bit the training of one device: {verdict.equal}")
+    print(f"weights {settings['weights']:10}: the bits of one device: {verdict.equal}")
     assert verdict.equal
     assert verdict.bound == 0
 

@@ -50,13 +50,13 @@ def refuse_function(comm: Any, function: object) -> NoReturn:
     )
 
 
-def check_operations(comm: Any, operations: Any, seconds: Any) -> None:
-    """Raise UsageError unless `compute` can convert them to a time, and the seconds are finite and not negative."""
+def check_operations(comm: Any, operations: Any, seconds: Any) -> list[tuple[float, float]]:
+    """Return the operations, which may be a generator, as numbers; UsageError for those or seconds that are none."""
     try:
-        for flops, nbytes in operations:
-            float(flops), float(nbytes)
-        if not 0.0 <= float(seconds) < math.inf:
+        listed = [(float(flops + 0.0), float(nbytes + 0.0)) for flops, nbytes in operations]  # "1" is no number
+        if not 0.0 <= seconds + 0.0 < math.inf:
             raise UsageError(f"rank {comm.rank}: compute of {seconds:g} s; it must be a finite number of at least 0")
+        return listed
     except UsageError:  # which is a ValueError, too
         raise
     except (TypeError, ValueError):

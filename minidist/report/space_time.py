@@ -265,7 +265,10 @@ class _Drawing:
         ]
         circle = find_cycle(waiting)
         steps = set(zip(circle, [*circle[1:], *circle[:1]], strict=True))
-        for event in (event for event in stuck if event.peer >= 0):
+        for event in stuck:
+            # From any rank, or for a rank that is not drawn.
+            if (event.peer, "main") not in self.rows:
+                continue
             inside = (event.rank, event.peer) in steps
             style: Style = {"linewidth": 2.2, "linestyle": "-"} if inside else {"linewidth": 0.9, "linestyle": "--"}
 

@@ -71,6 +71,12 @@ def test_short_initial_weights_alone_are_kept(elements, draws, monkeypatch):
     assert len(drawn) == draws
 
 
+def test_a_scale_may_be_an_array_and_a_law_that_is_no_name_is_refused():
+    np.testing.assert_array_equal(initial_weight(0, "w", (2, 2), "constant", np.array([1.0, 2.0])), [[1, 2], [1, 2]])
+    with pytest.raises(ValueError, match=r"unknown law \['normal'\] of the initial weight"):
+        initial_weight(0, "w", (2,), ["normal"], 1.0)
+
+
 def test_coordinates_count_calls_and_replay_them():
     with pytest.raises(ValueError, match="batch_coordinates"):
         current_coordinates()

@@ -94,3 +94,11 @@ def test_parallel_slices_are_communicators_of_different_names():
 def test_an_unknown_axis():
     with pytest.raises(UsageError, match=r"no axis 'pt' \(did you mean 'tp'\?\); it has dp, tp"):
         SimWorld(2).run(lambda comm: init_device_mesh(comm, (1, 2), ("dp", "tp"))["pt"])
+
+
+def test_axes_may_be_in_any_collection():
+    def program(comm):
+        mesh = init_device_mesh(comm, (2, 1), ("dp", "tp"))
+        return [mesh[axes].size for axes in (["dp", "tp"], {"dp": 2, "tp": 1}.keys(), {"tp"})]
+
+    assert SimWorld(2).run(program) == [[2, 2, 1]] * 2

@@ -389,6 +389,11 @@ MUTATIONS = {
             "where there are loaders the trainer makes no batch",
         ),
         ("for i in range(batches):", "for i in reversed(range(batches)):", "depends on the speed of the loaders"),
+        (
+            "    for i in range(batches):",
+            "    for i in sorted(range(batches), key=lambda i: i % max(loaders, 1)):",
+            "the loaders wait for one another",
+        ),
         ("make(i), 0)", "make(i) + 1, 0)", ""),
         ("return result[:0]", "return result", "a loader returns no batches: an array of"),
         ("1 + i % loaders", "i % loaders", "a loader sends a batch that the trainer"),

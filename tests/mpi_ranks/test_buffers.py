@@ -134,6 +134,9 @@ def test_memory_that_is_named_by_dlpack():
     assert one(Foreign(values.T), False).get().size == 6
     with pytest.raises(BufferError, match="not contiguous"):
         one(Foreign(values[:, ::2]), False)
+    values.flags.writeable = False
+    with pytest.raises(BufferError, match="readonly"):
+        one(Foreign(values), True)
 
 
 def test_derived_datatypes_travel():

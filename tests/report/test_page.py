@@ -13,7 +13,7 @@ from minidist.base.trace_file import only_steps, read_traces, write_traces
 from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_comparison, run_training
-from minidist.core.base.errors import UsageError
+from minidist.core.base.errors import DeadlockError, UsageError
 from minidist.job.config.train_config import TrainConfig
 from minidist.report.draw import draw
 from minidist.report.from_file import draw_report
@@ -102,6 +102,15 @@ def test_a_page_of_a_run_without_anything_says_what_is_missing():
     text = page(world.traces, {})
     for words in ("Nothing was sent", "no account of memory", "has no losses"):
         assert words in text
+
+
+def test_a_page_of_a_deadlock_of_many_ranks_says_what_the_first_ones_wait_for():
+    world = SimWorld(18)
+    with pytest.raises(DeadlockError):
+        world.run(lambda comm: comm.recv(np.empty(3), (comm.rank + 1) % comm.size))
+    text = page(world.traces, {})
+    assert "of the first 16 of 18 ranks" in text
+    assert "receive from rank 16, tag 0, 24 B" in text
 
 
 def test_only_paper_ink_and_grey_differ_between_light_and_dark(runs):

@@ -200,7 +200,7 @@ class SimWorld(FindsLines, Sim):
             return Watched(self.state, self._block, watchers)
         return AnySource(self.state, self._block)
 
-    def _result(self, main: Callable[..., Any], comm: Comm, *arguments: Any, **keywords: Any) -> Any:
+    def _result(self, main: Callable[..., Any], comm: Comm, /, *arguments: Any, **keywords: Any) -> Any:
         """Run the program of a rank and return its result."""
         self._switched(self.state.running)
         rank, result = comm.rank, None

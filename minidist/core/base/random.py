@@ -64,7 +64,7 @@ def initial_weight(seed: int, name: str, shape: tuple[int, ...], law: str, scale
     if getattr(device, "is_meta", False):
         return xp.empty(shape, np.float64)  # nothing is drawn for a dry run
     # Drawn on the host, so that a model has the same values on every device; for many simulated ranks once.
-    draw = _draw if prod(shape) <= KEPT else _draw.__wrapped__
+    draw = _draw if prod(shape) <= KEPT and {type(law), type(scale)} <= {str, float, int} else _draw.__wrapped__
     return xp.to_device(draw(seed, name, tuple(shape), repr(tuple(shape)), law, scale).copy())
 
 

@@ -203,8 +203,8 @@ class PointToPoint:
         self, operations: Sequence[tuple[float, float]] = (), seconds: float = 0.0, name: str = "compute"
     ) -> None:
         """Record what was computed: (FLOPs, bytes) of each operation, or seconds. Advances a virtual clock only."""
-        hooks.wrong_arguments().check_operations(self, operations, seconds)
-        self.world.compute(operations, seconds, name)
+        checked = hooks.wrong_arguments().check_operations(self, operations, seconds) or operations
+        self.world.compute(checked, seconds, name)
 
     def advance_clock(self, name: str) -> None:
         """Advance a virtual clock by the time of the operations that a `FlopCounter` counted since the last call.

@@ -11,7 +11,7 @@
 Proved by: tests/comm/test_mesh.py
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,6 @@ class Mesh:
 
     def _slice(self, names: tuple[str, ...]) -> Comm:
         # All ranks that differ from this one on the named axes only.
-        hooks.comm_checks().check_axes(self, names)
         axes = [self.axis_names.index(name) for name in names]
         index: list[Any] = list(self.coordinate)
         label = "x".join(names)
@@ -59,18 +58,19 @@ class Mesh:
         return self.comm.group(self.ranks[tuple(index)].reshape(-1).tolist(), label)
 
     def __getitem__(self, names: str | tuple[str, ...]) -> Comm:
-        names = tuple(names) if isinstance(names, tuple | list) else (names,)
+        names = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (names,)
+        hooks.comm_checks().check_axes(self, names)
         if names not in self._comms:
             self._comms[names] = self._slice(names)
         return self._comms[names]
 
     def size(self, name: str) -> int:
         """Return the number of ranks along an axis."""
-        return self[name].size
+        return self[(name,)].size
 
     def get_local_rank(self, name: str) -> int:
         """Return this rank's coordinate on an axis."""
-        return self[name].rank
+        return self[(name,)].rank
 
 
 def init_device_mesh(comm: Comm, mesh_shape: Sequence[int], mesh_dim_names: Sequence[str]) -> Mesh:

@@ -42,7 +42,9 @@ def bytes_of(value: Any) -> tuple[np.ndarray, str]:
         return _contiguous(array).view(np.uint8), array.dtype.char
     if value.__dlpack_device__()[0] not in (CPU, HOST_PINNED):
         raise _on_gpu()
-    array = np.from_dlpack(value)
+    # Without a version, for which NumPy would ask: as for MPI, an array that may not be written cannot be exported.
+    exporter = SimpleNamespace(__dlpack__=lambda **_: value.__dlpack__(), __dlpack_device__=value.__dlpack_device__)
+    array = np.from_dlpack(exporter)
     return bytes_at(_contiguous(array).ctypes.data, array.nbytes, (array, value)), array.dtype.char
 
 

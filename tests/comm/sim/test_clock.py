@@ -18,6 +18,14 @@ def test_each_operation_costs_its_slower_part():
     assert SimWorld(1, links=links).run(program) == [5.5]
 
 
+def test_operations_may_be_a_generator():
+    def program(comm):
+        comm.compute((8.0 * n, 0.0) for n in (1, 2))
+        return comm.time()
+
+    assert SimWorld(1, links=LinkModel(flops=4.0)).run(program) == [6.0]
+
+
 @pytest.mark.parametrize("name", ["alpha", "beta", "overhead", "flops", "memory_bandwidth"])
 def test_negative_costs_are_refused(name):
     with pytest.raises(UsageError, match=f"{name} is -1"):

@@ -998,6 +998,10 @@ def test_a_world_runs_again_from_the_start():
     assert world.run(lambda comm: (comm.barrier(), comm.time())[1]) == first
 
 
+def test_a_keyword_of_the_program_may_have_any_name():
+    assert SimWorld(2).run(lambda rank, comm: (rank.rank, comm), comm="c") == [(0, "c"), (1, "c")]
+
+
 def test_a_world_inside_a_rank_of_a_world():
     def inner(comm):
         return all_reduce(comm, numbers(1))[0]

@@ -6,29 +6,37 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.core.base.errors import UsageError
+from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least
 from minidist.course.lesson.hint_file import hints_of
+
+SECONDS = 1e-3  # for which a batch is made
 
 
 class Maker:
     """`make(i)` returns batch i. A loader makes its share of the batches; the trainer makes none unless it is alone."""
 
-    def __init__(self, rank: int, batches: list[np.ndarray], share: int) -> None:
-        self.rank, self.batches, self.share, self.made = rank, batches, share, 0
+    def __init__(self, comm: Comm, batches: list[np.ndarray], share: int) -> None:
+        self.comm, self.batches, self.share, self.made = comm, batches, share, 0
 
     def __call__(self, i: int) -> np.ndarray:
         if self.share == 0:
             raise UsageError("rank 0 is the trainer: it must receive batches from the loaders, and must not make any")
         self.made += 1
         if self.made > self.share:
-            raise UsageError(f"loader {self.rank} was asked for {self.made} batches; its share is {self.share}")
+            raise UsageError(f"loader {self.comm.rank} was asked for {self.made} batches; its share is {self.share}")
+        self.comm.compute(seconds=SECONDS, name="make a batch")
         return self.batches[i].copy()
 
 
-def arguments(case: Case, rank: int) -> tuple[int, Maker]:
+def arguments(case: Case, rank: int) -> tuple[int, list[np.ndarray], int]:
     trains = rank == 0 and case.ranks > 1
     share = 0 if trains else -(-case.size // max(1, case.ranks - 1))
-    return case.size, Maker(rank, [] if trains else [batch(case, i) for i in range(case.size)], share)
+    return case.size, [] if trains else [batch(case, i) for i in range(case.size)], share
+
+
+def setup(comm: Comm, size: int, batches: list[np.ndarray], share: int) -> tuple[int, Maker]:
+    return size, Maker(comm, batches, share)
 
 
 def batch(case: Case, i: int) -> np.ndarray:
@@ -55,10 +63,11 @@ EXERCISES = [
     Exercise(
         name="06f.in_order",
         arguments=arguments,
+        setup=setup,
         expected=expected,
         least=lambda case: Least(min(case.size, 1), 8 * 2 * case.size),
         par=Case(4, 9),
-        limits=("bytes", "messages"),
+        limits=("bytes", "messages", "time"),
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.size} batch{'es' * (case.size != 1)}",
         hints=hints_of(
             globals(),
