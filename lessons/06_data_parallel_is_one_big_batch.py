@@ -263,6 +263,7 @@ story("06")
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 python mpi_examples/2_data_parallel/data_parallel_gpt.py
+#     mpiexec -n 2 python mpi_examples/7_more/device.py      # --device cuda: with CuPy and a GPU
 #     mpiexec -n 3 python mpi_examples/first_steps.py
 #     mpiexec -n 3 python mpi_examples/library_in_200_lines.py      # and the methods of lessons 12 and 17
 

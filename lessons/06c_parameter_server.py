@@ -33,8 +33,8 @@ from collections import Counter
 
 import numpy as np
 
-from minidist import ANY, SGD, DeadlockError, LinkModel, SimWorld
-from minidist.course.lesson import check, expect, picture, predict, reveal, solution
+from minidist import ANY, SGD, LinkModel, SimWorld
+from minidist.course.lesson import check, picture, predict, reveal, solution
 from minidist.report import show
 from minidist.report.bench.staleness import staleness_runs, table
 from minidist.report.staleness import staleness
@@ -259,30 +259,6 @@ for lr in (0.9 * limit, 1.1 * limit):
 _, size = after_60_clocks(1.1 * limit, staleness_aware=True)
 print(f"learning rate {1.1 * limit:.3f} over the staleness: |w| goes from 1 to {size:.2g}")
 assert size < 1
-
-# %% [markdown]
-# A second bug is in the server of `bsp`: it replies *only* to the worker that has just pushed, if that
-# one may continue. The workers that it kept waiting get no reply, ever. The pushes are empty messages:
-
-
-# %%
-def forgetful(comm, steps=2):
-    if comm.rank > 0:
-        for clock in range(steps):
-            comm.send(np.zeros(0), 0)
-            if clock + 1 < steps:
-                comm.recv(np.zeros(0), 0)
-        return
-    done = dict.fromkeys(range(1, comm.size), 0)
-    for _ in range(steps * (comm.size - 1)):
-        worker = comm.recv(np.zeros(0), ANY)
-        done[worker] += 1
-        if done[worker] < steps and done[worker] == min(done.values()):
-            comm.send(np.zeros(0), worker)  # and which others may continue now?
-
-
-with expect(DeadlockError):
-    SimWorld(3).run(forgetful)
 
 # %% [markdown]
 # ## 7 Exercise: the SSP bound

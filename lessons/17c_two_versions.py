@@ -23,22 +23,17 @@
 # of batch b use the weights that were there before batch b - 1 made its update.
 #
 # Weights that have had v updates are version v. With m = 4, which version does micro-batch 9 use?
-#
-# PipeDream has a variant, *vertical sync*: a mini-batch uses on all stages the version that it found
-# on stage 0. How many versions does the last of four stages then keep?
 
 # %% [markdown]
 # ## 2 Predict
 #
 # To which batch does micro-batch 9 belong, and how many updates had been made before the batch before
-# it? For the second number ask which versions some mini-batch that is on its way still needs. In
-# PipeDream the last stage keeps one version, and stage 0 four.
+# it made its own?
 
 # %%
 from minidist.course.lesson import check, expect, predict, reveal, solution
 
 used_guess = predict("version that micro-batch 9 uses, with m = 4", example=2)
-kept_guess = predict("versions that the last of 4 stages keeps with vertical sync", example=1)
 
 # %%
 import numpy as np
@@ -57,13 +52,14 @@ from minidist.report.version_gantt import version_gantt
 #
 # **One update per batch, and each batch works with the weights before the last update: then two
 # versions are always enough.** The pipeline still never drains. What it saves: versions, p - 2 of
-# them on the first of p stages. What it costs: every stage is late by one batch, the last one too.
+# them on the first of p stages. What it costs: the last stage is late by one batch as well, and keeps
+# two versions where PipeDream keeps one there.
 #
 # The colour is the version that an action sees, a red line is an update. Above PipeDream, below
 # 2BW; under the rows is how many versions each rank keeps:
 
 # %%
-p, m, batches = 4, 4, 3
+p, m, batches = 4, 4, 5
 pipedream = get_schedule("pipedream").plan(p, m * batches)
 plan = get_schedule("pipedream-2bw").plan(p, m, batches=batches)
 show(
@@ -76,37 +72,38 @@ show(
 # %% [markdown]
 # ## 4 The code
 #
-# A toy of two stages with every message. F of a micro-batch says which version it uses; B sends the
-# gradient back. `newest` is the version that the stage has by then:
+# A toy of two stages with every message, which are empty here. `store` is what matters: the two newest
+# versions, and the version that F and B of a micro-batch need must be one of them:
 
 
 # %%
 def two_stages(comm, order, m):
     """Return (micro-batch, version that it uses, newest version) for each F of this stage."""
-    other, newest, rows, sends, message = 1 - comm.rank, 0, [], [], np.zeros(1)
+    other, store, rows, sends = 1 - comm.rank, [0], [], []
     for action in order[comm.rank].split():
         kind, k = action[0], int(action[1:])
-        uses = max(k // m - 1, 0)
-        if kind == "F":
-            rows.append((k, uses, newest))
         if (kind == "F") == (comm.rank == 0):  # F goes down the pipeline, B comes back
-            sends.append(comm.isend(np.array([float(uses)]), other))
+            sends.append(comm.isend(np.zeros(1), other))
         else:
-            comm.recv(message, other)
-            assert message[0] == uses, "both stages use one version"
-        if kind == "B" and k % m == m - 1:
-            newest += 1  # the gradients of the batch are there: one update
+            comm.recv(np.zeros(1), other)
+        uses = max(k // m - 1, 0)
+        assert uses in store, f"{action} needs version {uses}, and the stage keeps {store}"
+        if kind == "F":
+            rows.append((k, uses, store[-1]))
+        if kind == "B" and k % m == m - 1:  # the gradients of the batch are there: one update
+            store = [store[-1], store[-1] + 1]
     comm.waitall(sends)
     return rows
 
 
 # %% [markdown]
-# Three batches of two micro-batches:
+# Three batches of two micro-batches. For each F the version that it uses, and the newest one that its
+# stage has by then:
 
 # %%
 orders = ["F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 B5", "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5"]
 for stage, rows in enumerate(SimWorld(2).run(two_stages, orders, 2)):
-    print(f"stage {stage}:", *(f"F{k} uses {uses} of 0..{newest}" for k, uses, newest in rows))
+    print(f"stage {stage}:", *(f"F{k} uses {uses} (newest {newest})" for k, uses, newest in rows))
 
 # %% [markdown]
 # On stage 0 the newest version differs from micro-batch to micro-batch of one batch. The version
@@ -115,7 +112,7 @@ for stage, rows in enumerate(SimWorld(2).run(two_stages, orders, 2)):
 # %% [markdown]
 # ## 5 Check
 #
-# The library's pipeline, on three batches of four micro-batches:
+# The library's pipeline, on five batches of four micro-batches:
 
 # %%
 WIDTH, ROWS = 32, 16
@@ -140,18 +137,29 @@ def train(comm, plan):
 
 
 # %% [markdown]
-# Which version micro-batch 9 used on each stage, and how many versions are kept on 4 and on 16 stages:
+# Which version micro-batch 9 used on each stage, and how many versions each stage kept:
 
 # %%
 ranks = SimWorld(p).run(train, plan)
 print("micro-batch 9 used versions", [ranks[s].used["F", s, 9] for s in range(p)])
 used_guess.judge(ranks[0].used["F", 0, 9])
 print("versions kept on 4 stages:", [ranks[s].own[s].most for s in range(p)])
-wide = get_schedule("pipedream-2bw").plan(16, 16, batches=3)
-print("versions kept on 16 stages:", validate(wide).weight_versions)
 
 # %% [markdown]
-# The weights are those of W(b+1) = W(b) - lr grad f(W(b-1)) on one device:
+# And the case: 16 stages, of which each version has 4 GB.
+
+# %%
+for name, count, options in (("pipedream", 64, {}), ("pipedream-2bw", 16, {"batches": 4})):
+    for stages in (4, 16):
+        kept = validate(get_schedule(name).plan(stages, count, **options)).weight_versions
+        print(
+            f"{name:13} on {stages:2} stages: {kept[0]:2} on the first ({4 * kept[0]:2} GB)"
+            f", {kept[-1]} on the last, {sum(kept):3} versions together"
+        )
+
+# %% [markdown]
+# The weights are those of W(b+1) = W(b) - lr grad f(W(b-1)) on one device; the gradient of batch 0 is at
+# W(0):
 
 # %%
 model = MLP([WIDTH] * (p + 1), dtype=np.float64)
@@ -178,24 +186,6 @@ print(f"max |w_parallel - w_single| = {off:.1e}")
 assert off < 1e-12
 
 # %% [markdown]
-# With **vertical sync** every gradient belongs to one set of weights, too, but all stages keep as
-# many versions as stage 0:
-
-# %%
-print("                          versions used by micro-batch 9   kept")
-for name, count, options in (
-    ("pipedream", m * batches, {}),
-    ("pipedream-vertical-sync", m * batches, {}),
-    ("pipedream-2bw", m, {"batches": batches}),
-):
-    other = get_schedule(name).plan(p, count, **options)
-    seen = [versions.used["F", s, 9] for s, versions in enumerate(SimWorld(p).run(train, other))]
-    kept = validate(other).weight_versions
-    print(f"{name:26}{seen!s:33}{kept}")
-    if name == "pipedream-vertical-sync":
-        kept_guess.judge(kept[-1])
-
-# %% [markdown]
 # ## 6 Break it
 #
 # Keep no second version, and let each micro-batch take the newest weights that its stage has. The toy
@@ -207,7 +197,7 @@ for stage, rows in enumerate(SimWorld(2).run(two_stages, orders, 2)):
     print(f"stage {stage}: batches with the versions", *zip(newest[::2], newest[1::2], strict=True))
 
 # %% [markdown]
-# On stage 0 the two micro-batches of the second batch use different versions; and the first of them uses
+# On stage 0 the two micro-batches of the second batch use versions 0 and 1; and the first of them uses
 # version 0 there and version 1 on stage 1. Their sum is the gradient of no weights that ever existed.
 # Every shape fits, and no error says so. How far off is it? Take the second batch of part 5, on one
 # device. These are the newest versions when a micro-batch arrives:
@@ -239,14 +229,17 @@ def gradient_of_batch(b, version):
 
 
 # %% [markdown]
-# Once with one version, and once with the newest:
+# Once with the newest, and compared with version 0 and version 1 on all stages. It is the gradient of
+# neither:
 
 # %%
 print("newest versions:", *([newest(s, k) for s in range(p)] for k in range(m, 2 * m)))
-one, mixed = gradient_of_batch(1, lambda s, k: 0), gradient_of_batch(1, newest)
-off = np.linalg.norm(mixed - one) / np.linalg.norm(one)
-print(f"the gradient is off by {100 * off:.1f} % of its length")
-assert off > 0.01
+mixed = gradient_of_batch(1, newest)
+for v in (0, 1):
+    right = gradient_of_batch(1, lambda s, k, v=v: v)
+    off = np.linalg.norm(mixed - right) / np.linalg.norm(right)
+    print(f"off from the gradient at version {v} by {100 * off:.1f} % of its length")
+    assert off > 0.01
 
 # %% [markdown]
 # And a batch must have at least as many micro-batches as there are stages. With fewer of them a batch
@@ -261,8 +254,9 @@ with expect(UsageError):
 #
 # You get one stage's order, such as `["F0", "F1", "B0", "F2", "B1", ...]`, its weights, a function
 # `gradient(k, weights)`, and m. Micro-batch k uses version max(k // m - 1, 0). The gradients of a
-# batch are added and make one update with learning rate 0.25. Yield the weights after each update,
-# and keep no more than two versions: the checker counts them.
+# batch are added and make one update with learning rate 0.25. Yield the weights after each update.
+#
+# Judged: the weights after every update, and that no more than two versions are kept.
 
 
 # %%
@@ -288,7 +282,7 @@ check("17c.two_versions", solution("17c.two_versions"))
 #
 # - **2BW**: one update per batch of m ≥ p micro-batches, late by one batch on every stage, and two
 #   versions of the weights on every stage. PipeDream keeps p - s of them on stage s.
-# - W(b+1) = W(b) - lr grad f(W(b-1)): the delay does not grow with the number of stages.
+# - W(b+1) = W(b) - lr grad f(W(b-1)), from b = 1 on: the delay does not grow with the number of stages.
 #
 # ## 9 The same code under mpiexec
 #
@@ -300,6 +294,6 @@ check("17c.two_versions", solution("17c.two_versions"))
 # | here | elsewhere |
 # |---|---|
 # | `pipedream-2bw` | PipeDream-2BW (ICML 2021), "double-buffered weight updates" |
-# | `pipedream-vertical-sync` | "vertical sync", PipeDream (SOSP 2019), section 3.3 |
+# | `pipedream-vertical-sync` | *vertical sync* in PipeDream (SOSP 2019): a mini-batch uses on all stages the version that it found on stage 0, so all keep as many as stage 0 |
 #
 # Next: [19 Zero bubble](19_zero_bubble.ipynb). All of them are in the [index](README.md).

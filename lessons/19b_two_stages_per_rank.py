@@ -26,8 +26,8 @@
 # memory? 1F1B keeps four micro-batches alive on rank 0, which are the activations of eight half
 # stages. How many half stages does the loop keep alive on its fullest rank?
 #
-# And there is a V-shaped schedule, V-Half, in which an activation lives half as long as in 1F1B. On
-# 32 ranks 1F1B keeps 32 micro-batches alive. How many does V-Half keep?
+# And there is a V-shaped schedule, V-Half, in which on many ranks an activation lives half as long as
+# in 1F1B. On 32 ranks 1F1B keeps 32 micro-batches alive. How many does V-Half keep?
 
 # %% [markdown]
 # ## 2 Predict
@@ -58,26 +58,25 @@ from minidist.report.gantt import gantt
 # memory.** What short stages save: idle time or memory, as the block is made. What they cost: messages
 # at more boundaries.
 #
-# F, I and W of a half stage take 1 unit each. Above is the loop (Megatron-LM's *interleaving*),
-# below the V with no idle time (*ZB-V*). Light and dark rows of a rank are its two stages, and the
-# strip under a schedule counts the half stages alive:
+# F, I and W of a half stage take 1 unit each; a B is I and W together. From above: 1F1B, the loop
+# (Megatron-LM's *interleaving*), and V-Half, which has I and W. Light and dark bars of a rank are its
+# two stages, and the strip under a schedule counts what is alive, in 1F1B whole stages:
 
 # %%
 p, m = 4, 8
 
 
-def timed(name, p, m):
+def timed(name, p, m, F=1.0, I=1.0, W=1.0):
     """The schedule on paper. A whole stage takes twice as long as each of two half stages."""
     plan = get_schedule(name).plan(p, m)
-    each = 2.0 if plan.stages == p else 1.0
-    return time_plan(plan, uniform(plan.stages, each, each, each), spans=True)
+    halves = 2 if plan.stages == p else 1
+    return time_plan(plan, uniform(plan.stages, halves * F, halves * I, halves * W), spans=True)
 
 
 show(
     gantt(
-        [timed(name, p, m) for name in ("interleaved", "zb-v")],
-        command="minidist schedule interleaved zb-v --stages 4 --microbatches 8 --format svg -o "
-        "chunks.svg",
+        [timed(name, p, m) for name in ("1f1b", "interleaved", "v-half")],
+        command="part 3 of lesson 19b",
     )
 )
 
@@ -111,9 +110,28 @@ for rank, passes in enumerate(rows):
 
 # %% [markdown]
 # That is the *building block*; the next micro-batch's block begins 6 units later, because a rank
-# has F, I and W of two stages to compute for each. So a rank begins two activations every 6 units.
-# If both together live for L units, then about **L / 6** half stages are alive at any time. L is
-# the sum of two lifetimes, each from F to W:
+# has F, I and W of two stages to compute for each. So two passes that start 6 units apart fall on the
+# same unit, those of one micro-batch on those of the next one. W takes the units that are free. Here
+# are two blocks of one rank, by the unit of the six:
+
+
+# %%
+def six_units(starts):
+    """What a rank does in each of the 6 units, when the four passes start at `starts`."""
+    passes = list(zip(("F down", "F up", "I up", "I down"), starts, strict=True))
+    return [" + ".join(name for name, at in passes if at % 6 == unit) or "W" for unit in range(6)]
+
+
+for starts in ((1, 3, 5, 7), (1, 3, 5, 8)):
+    print(f"starts {starts}:", *six_units(starts), sep=" | ")
+
+# %% [markdown]
+# In the first one a rank would do two things at once; one unit of waiting at a turn mends it. The
+# three turns are where one of the four passes has gone through all ranks and the next one begins: F
+# down to F up, F up to I up, I up to I down.
+#
+# A rank begins two activations every 6 units. If both together live for L units, then about **L / 6**
+# half stages are alive at any time. L is the sum of two lifetimes, each from F to W:
 
 
 # %%
@@ -135,7 +153,7 @@ def lifetimes(timing, k):
 
 # %%
 print("               lives on rank 0 and on rank 3       L / 6 on each rank      counted")
-for name in ("1f1b", "interleaved", "zb-v", "v-half", "v-min"):
+for name in ("1f1b", "interleaved", "v-half"):
     timing = timed(name, p, 24)
     lives = lifetimes(timing, 12)
     both = [" + ".join(map(str, lives[rank])) for rank in (0, p - 1)]
@@ -146,36 +164,33 @@ for name in ("1f1b", "interleaved", "zb-v", "v-half", "v-min"):
 loop_guess.judge(max(timed("interleaved", p, m).peak))
 
 # %% [markdown]
-# The loop waits half as long as 1F1B and keeps more: rank 0 has both stages that begin early, and
-# their activations live long. In a V what lives long on the way down lives briefly on the way up,
-# so all ranks keep the same. And how long that is can be chosen, by the *offsets*: how many units
-# later a pass starts on the next rank, for F down, F up, I up and I down.
-#
-# | schedule | offsets | half stages alive | in micro-batches |
-# |---|---|---|---|
-# | `v-min` | 1, 1, 1, 1 | about 4p/6 | (p+4)//3 |
-# | `v-half` | 2, 1, 2, 1 | about 6p/6 | (p+2)//2 |
-# | `zb-v` | 4, 2, 4, 2 | about 12p/6 | p |
-#
-# On every rank L is about (p-1) times the sum of the four. Less memory costs time: each micro-batch
-# that V-Half or V-Min keeps less than 1F1B is 6 units of waiting, once per step:
+# The loop keeps more than 1F1B: rank 0 has both stages that begin early, and their activations live
+# long. In a V what lives long on the way down lives briefly on the way up, so all ranks keep the same.
+# And how long that is can be chosen, by the *offsets*: how many units later a pass starts on the next
+# rank, for F down, F up, I up and I down. V-Half's are about 2, 1, 2 and 1: where two passes would
+# collide, one of them starts a few units later. L is (p-1) times their sum, 6, and a constant of 18 for
+# the turns. That is 6 (p+2): p + 2 half stages are alive, or (p+2)//2 micro-batches.
 
 # %%
-names = ("1f1b", "zb-v", "v-half", "v-min")
-print("  p  ", *(f"{name + ' idle, alive':>19}" for name in names))
+names = ("1f1b", "interleaved", "v-half")
+print("  p  ", *(f"{name + ' idle, alive':>23}" for name in names), "   V-Half's L")
 for ranks in (4, 8, 16, 32):
-    timings = [timed(name, ranks, 2 * ranks) for name in names]
-    alive = [max(t.peak) * ranks // t.plan.stages for t in timings]  # whole micro-batches
-    row = [f"{max(t.idle):13.0f}, {a:4}" for t, a in zip(timings, alive, strict=True)]
-    print(f"{ranks:3}  ", *row)
+    timings = [timed(name, ranks, 6 * ranks) for name in names]
+    alive = [max(t.peak) * ranks / t.plan.stages for t in timings]  # whole micro-batches
+    row = [f"{max(t.idle):17.0f}, {a:4g}" for t, a in zip(timings, alive, strict=True)]
+    units = sum(lifetimes(timings[2], 3 * ranks)[0])  # in the middle of the step
+    print(f"{ranks:3}  ", *row, f"{units:12}")
+    assert (alive[2], units) == ((ranks + 2) // 2, 6 * (ranks + 2))
 half_guess.judge(alive[2], within=0.1)
-assert alive == [32, 32, (32 + 2) // 2, (32 + 4) // 3]
 
 # %% [markdown]
-# On many ranks V-Half waits for half as long as 1F1B and V-Min for two thirds, with a half and a
-# third of its memory. (Half of 32 is 16. The 17th micro-batch comes from the waits where the way
-# turns, which do not grow with p.) The gradients do not change, and the messages do: 8 stages have 7 boundaries
-# in the loop, 6 in the V, whose middle boundary is inside rank 3, and 4 stages have 3.
+# The loop waits half as long as 1F1B, with the activations of half as many micro-batches again. On many
+# ranks V-Half waits about as long as the loop, with half of 1F1B's memory: each micro-batch that it
+# keeps less than 1F1B costs 6 units of waiting once per step, all together less one. (Half of 32 is 16;
+# the 17th micro-batch comes from the turns.)
+#
+# The gradients do not change, and the messages do: 8 stages have 7 boundaries in the loop, 6 in the V,
+# whose middle boundary is inside rank 3, and 4 stages have 3.
 
 # %%
 batches = [np.random.default_rng(i).normal(size=(4, 16)) for i in range(m)]
@@ -193,7 +208,7 @@ def step(comm, plan):
 
 
 gradients = {}
-for name in ("1f1b", "interleaved", "zb-v", "v-half", "v-min"):
+for name in names:
     results = SimWorld(p).run(step, get_schedule(name).plan(p, m))
     own = gradients[name] = {key: array for part, _ in results for key, array in part.items()}
     off = max(np.abs(own[key] - array).max() for key, array in gradients["1f1b"].items())
@@ -205,43 +220,25 @@ for name in ("1f1b", "interleaved", "zb-v", "v-half", "v-min"):
 # ## 6 Break it
 #
 # The block assumes that F, I and W take the same time. Let I take twice as long, as it does where
-# texts are long. A rank then computes a third more. But V-Min's passes no longer fit into one
-# another, and it waits four times as long:
+# texts are long. A rank then computes a third more, and 1F1B and the loop wait a third longer. But
+# V-Half's passes no longer fit into one another: it waits more than twice as long, longer than the loop.
 
 # %%
-for times in ((1.0, 1.0, 1.0), (1.0, 2.0, 1.0)):
-    plans = {name: get_schedule(name).plan(p, m) for name in names[1:]}
-    idle = {name: max(time_plan(plan, uniform(2 * p, *times)).idle) for name, plan in plans.items()}
+for times in ((1, 1, 1), (1, 2, 1)):
+    idle = {name: max(timed(name, p, m, *times).idle) for name in names}
     print(f"F, I, W take {times}: idle {idle}")
-assert idle["v-min"] > 4 * 11
+assert idle["v-half"] > max(2 * 5, idle["interleaved"])
 
 # %% [markdown]
 # ## 7 Exercise: the building block of a V
 #
-# A block repeats every 6 units. Two passes that start 6 units apart therefore fall on the same
-# unit, those of one micro-batch on those of the next one. W takes the units that are free. Here
-# are two blocks of one rank, by the unit of the six:
-
-
-# %%
-def six_units(starts):
-    """What a rank does in each of the 6 units, when the four passes start at `starts`."""
-    passes = list(zip(("F down", "F up", "I up", "I down"), starts, strict=True))
-    return [" + ".join(name for name, at in passes if at % 6 == unit) or "W" for unit in range(6)]
-
-
-for starts in ((1, 3, 5, 7), (1, 3, 5, 8)):
-    print(f"starts {starts}:", *six_units(starts), sep=" | ")
-
-# %% [markdown]
-# In the first one a rank would do two things at once; one unit of waiting at a turn mends it. (The
-# three turns are where one of the four passes has gone through all ranks and the next one begins: F
-# down to F up, F up to I up, I up to I down.)
-#
 # Given p and the four offsets, return for each rank when F down, F up, I up and I down of the first
-# micro-batch start (each takes 1). Each of the four moves from rank to rank by its offset, they
-# follow one another, and when the block repeats every 6 units no rank does two things at once. Judged
-# are these rules, and that the two stages of rank 0 live, from F to I, as short as in any such block.
+# micro-batch start (each takes 1). Each of the four moves from rank to rank by exactly its offset, they
+# follow one another, and when the block repeats every 6 units no rank does two things at once. W is not
+# part of the answer: it takes the units that are free.
+#
+# Judged: these rules, and that the two stages of rank 0 live, here from F to I, as short as in any such
+# block.
 
 
 # %%
@@ -269,11 +266,10 @@ check("19b.building_block", solution("19b.building_block"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **A schedule is a block that repeats, and lifetimes are memory**: alive = lifetimes / 6. ZB-V has
-#   no idle time and 1F1B's memory; V-Half keeps (p+2)//2 micro-batches and V-Min (p+4)//3, where
-#   1F1B keeps p.
-# - **Interleaving**, v stages per rank in a loop: 1F1B's bubble / v, more alive, and
-#   (v p - 1)/(p - 1) times its messages; micro-batches go in equal groups of at least p.
+# - **A schedule is a block that repeats, and lifetimes are memory**: alive = lifetimes / 6. V-Half
+#   keeps (p+2)//2 micro-batches, where 1F1B keeps p.
+# - **Interleaving**, two stages per rank in a loop: half of 1F1B's bubble, more alive, and more
+#   messages.
 #
 # ## 9 The same code under mpiexec
 #
@@ -285,8 +281,9 @@ check("19b.building_block", solution("19b.building_block"))
 # | here | elsewhere |
 # |---|---|
 # | `interleaved` | Megatron-LM "virtual pipeline"; PyTorch `ScheduleInterleaved1F1B` |
-# | `zb-v` | ZBV; PyTorch `ScheduleZBVZeroBubble` |
-# | `v-min`, `v-half` | V-Min, V-Half, and ZB-V is V-ZB in "Pipeline Parallelism with Controllable Memory" |
+# | `v-half` | V-Half in "Pipeline Parallelism with Controllable Memory" |
+# | `v-min`: (p+4)//3 micro-batches alive, and longer waits | V-Min, in the same paper |
+# | `zb-v`: no idle time where F, I and W take the same, and 1F1B's memory | ZBV; V-ZB in the same paper; PyTorch `ScheduleZBVZeroBubble` |
 # | `dualpipe`, `dualpipev` | DeepSeek's DualPipe: two streams that meet; `minidist schedule dualpipe --stages 4 --microbatches 8` |
 #
 # Next: [20 The 3-D mesh](20_the_3d_mesh.ipynb). All of them are in the [index](README.md).

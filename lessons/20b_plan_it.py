@@ -16,7 +16,7 @@
 # Eight ranks of 20 GFLOP/s, joined by links of 1 GB/s with a latency of 5 µs, train a GPT with
 # eight layers of width 64 on eight samples of 32 tokens. There are ten ways to write 8 as pp x dp x
 # tp: pipeline stages, data-parallel replicas, tensor-parallel parts. To try all of them on a real
-# machine is expensive. Which one takes the least time for a step? And which one on links of 0.1 GB/s?
+# machine is expensive. Which one takes the least time for a step?
 #
 # Every mesh divides the work equally, about 4 ms for each rank. What differs is the waiting. Data
 # parallelism sends the gradient once per step. Tensor parallelism sends activations four times per
@@ -26,14 +26,12 @@
 # ## 2 Predict
 #
 # The model has 403,072 parameters in float32, and an activation of one sample has 32 x 64 numbers.
-# The degree pp is what dp and tp leave of 8.
+# Into how many tensor-parallel parts does the fastest mesh cut a layer: 1, 2, 4 or 8?
 
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
 
-dp_guess = predict("dp of the fastest mesh", example=8)
 tp_guess = predict("tp of the fastest mesh", example=1)
-slow_guess = predict("pp of the fastest mesh on links of 0.1 GB/s", example=1)
 
 # %%
 from functools import cache
@@ -89,8 +87,8 @@ def measured(pp, dp, tp):
 
 
 # %% [markdown]
-# The job on its eight ranks, on the three meshes of one axis. Red waits for another rank, grey sends
-# and receives. Each axis loses its time in another place: at both ends of the step, after backward, or
+# The job on its eight ranks, on the three meshes of one axis. Red waits for a message that has not been
+# sent yet; grey is a message on its way, or nothing to do. Each axis loses its time in another place: at both ends of the step, after backward, or
 # in every layer.
 
 # %%
@@ -127,30 +125,56 @@ def ring(n, nbytes, links):
 
 
 # %% [markdown]
-# A step is the work of a rank, and what it waits for on each axis:
+# What a micro-batch of a stage takes. On tp, activations are summed twice per layer and direction, and a
+# stage has 1/pp of the layers:
+
+
+# %%
+def micro_batches(pp, dp):
+    return SAMPLES // dp if pp > 1 else 1
+
+
+def boundary(pp, dp):
+    """Bytes of a micro-batch's activations between two layers."""
+    return SAMPLES // dp // micro_batches(pp, dp) * LENGTH * WIDTH * 4
+
+
+def work(flops_of_a_sample, pp, dp, tp, links):
+    return SAMPLES // dp // micro_batches(pp, dp) * flops_of_a_sample / pp / tp / links.flops
+
+
+def sums(pp, dp, tp, links):
+    return LAYERS / pp * 2 * ring(tp, boundary(pp, dp), links)
+
+
+# %% [markdown]
+# On pp, a stage waits at both ends of the step. The bubble is what the schedule takes beyond its m
+# forwards and backwards, where a backward is in two halves of equal time:
+
+
+# %%
+def bubble(pp, dp, tp, links):
+    m, each = micro_batches(pp, dp), sums(pp, dp, tp, links)
+    F, B = (work(flops, pp, dp, tp, links) + each for flops in (forward, backward))
+    hop = links.alpha + boundary(pp, dp) * links.beta
+    times = Times([F] * pp, [B / 2] * pp, [B / 2] * pp, [hop] * (pp - 1))
+    return time_plan(get_schedule("1f1b").plan(pp, m), times).makespan - m * (F + B)
+
+
+# %% [markdown]
+# On dp, a rank's share of the gradient is summed once, after backward. A step is the work and the three:
 
 
 # %%
 def predicted(pp, dp, tp, links=LINKS):
     """Seconds of a step, by what they are for."""
-    m = SAMPLES // dp if pp > 1 else 1
-    samples = SAMPLES // dp // m  # of a micro-batch
-    boundary = samples * LENGTH * WIDTH * 4  # bytes of the activations between two layers
-
-    # A stage computes its share of the layers, and sums twice per layer and direction.
-    F = samples * forward / pp / tp / links.flops
-    B = samples * backward / pp / tp / links.flops
-    sums = LAYERS / pp * 2 * ring(tp, boundary, links)
-
-    # The schedule waits at both ends. What it takes beyond its m forwards and backwards is the bubble.
-    hop = links.alpha + boundary * links.beta
-    half = (B + sums) / 2  # of backward: the input's and the weights' gradients
-    times = Times([F + sums] * pp, [half] * pp, [half] * pp, [hop] * (pp - 1))
-    steady = m * (F + B + 2 * sums)
-    bubble = time_plan(get_schedule("1f1b").plan(pp, m), times).makespan - steady
-
-    gradients = ring(dp, parameters / pp / tp * 4, links)
-    return {"work": m * (F + B), "tp": m * 2 * sums, "pp": bubble, "dp": gradients}
+    m = micro_batches(pp, dp)
+    return {
+        "work": m * work(forward + backward, pp, dp, tp, links),
+        "tp": m * 2 * sums(pp, dp, tp, links),
+        "pp": bubble(pp, dp, tp, links),
+        "dp": ring(dp, parameters / pp / tp * 4, links),
+    }
 
 
 # %% [markdown]
@@ -183,7 +207,6 @@ for layout in sorted(layouts, key=paper.get):
     )
 best = min(layouts, key=paper.get)
 print(f"best on paper {best}, best on the clock {min(layouts, key=clock.get)}")
-dp_guess.judge(best[1])
 tp_guess.judge(best[2])
 assert best == min(layouts, key=clock.get)
 assert all(abs(paper[layout] / clock[layout] - 1) < 0.12 for layout in layouts)
@@ -191,9 +214,14 @@ assert all(abs(paper[layout] / clock[layout] - 1) < 0.12 for layout in layouts)
 # %% [markdown]
 # The best mesh mixes two axes: two tensor halves save more of the gradients' time than their sums
 # cost. Eight of them do not, because a ring of eight sends seven times as many messages, each with
-# its latency. Where the prediction is off, one can say what it left out: the all-reduces of the split
-# vocabulary, and the losses.
-#
+# its latency. The prediction leaves out the all-reduces of the split vocabulary and the losses. So it is
+# most wrong where tp is large:
+
+# %%
+for layout in ((1, 8, 1), (1, 1, 8)):
+    print(f"{layout}: {1e3 * (clock[layout] - paper[layout]):.2f} ms are missing on paper")
+
+# %% [markdown]
 # A plan belongs to one machine. Another machine takes a second to try on paper:
 
 # %%
@@ -201,7 +229,6 @@ for alpha, beta in ((5e-6, 1e-9), (5e-7, 1e-10), (5e-5, 1e-9), (5e-6, 1e-8)):
     other = LinkModel(alpha=alpha, beta=beta, flops=2e10, memory_bandwidth=1e18)
     there = min(layouts, key=lambda layout, links=other: sum(predicted(*layout, links).values()))
     print(f"latency {1e6 * alpha:4g} µs, {1e-9 / beta:4g} GB/s: best (pp, dp, tp) = {there}")
-slow_guess.judge(there[0])
 
 # %% [markdown]
 # With a long latency the sums inside the layers are too many messages. On slow links the gradients
@@ -217,18 +244,22 @@ assert verdict.equal
 # %% [markdown]
 # ## 6 Break it
 #
-# A model of the machine is only as good as its numbers. If messages took no time, another
-# mesh would be best. On the clock that mesh waits for its sums:
+# A model of the machine is only as good as its numbers. Suppose that messages take no time, and the model
+# cannot tell four meshes from each other. On the clock one of them is the best, and one nearly the worst:
 
 # %%
 free = LinkModel(alpha=0.0, beta=0.0, flops=2e10, memory_bandwidth=1e18)
 naive = {layout: sum(predicted(*layout, free).values()) for layout in layouts}
-wrong = min(layouts, key=naive.get)
-print(
-    f"with free messages {wrong} seems best, {1e3 * naive[wrong]:.2f} ms; on the clock it takes "
-    f"{1e3 * clock[wrong]:.2f} ms, the best {1e3 * min(clock.values()):.2f} ms"
-)
-assert clock[wrong] > 1.3 * min(clock.values())
+least = min(naive.values())
+seem_best = [layout for layout in layouts if naive[layout] < 1.001 * least]
+for layout in seem_best:
+    print(
+        f"{layout}: {1e3 * naive[layout]:.2f} ms on paper, "
+        f"{1e3 * clock[layout]:5.2f} ms on the clock"
+    )
+assert len(seem_best) == 4
+assert best in seem_best
+assert max(clock[layout] for layout in seem_best) > 1.7 * clock[best]
 
 # %% [markdown]
 # ## 7 Exercise: the fastest mesh
@@ -237,7 +268,7 @@ assert clock[wrong] > 1.3 * min(clock.values())
 # whole batch's activation between two layers, of which a replica has 1/dp. Each of the layers has four
 # sums of that over the tp ranks, as above. `gradient` are the bytes of the gradient of the whole model,
 # of which a tensor part has 1/tp; it is summed once over the dp ranks. All sums go round a ring, and
-# nothing overlaps. Return (dp, tp). Judged is how long that mesh waits: no other may wait less.
+# nothing overlaps. Return (dp, tp). Judged: how long that mesh waits; no other may wait less.
 
 
 # %%
@@ -264,8 +295,6 @@ check("20b.fastest_mesh", solution("20b.fastest_mesh"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 8 minidist train --pp 2 --dp 2 --tp 2 --layers 8 --steps 5
-#     mpiexec -n 2 python mpi_examples/7_more/device.py            # --device cuda: with CuPy and a GPU
-#     minidist train --config mpi_examples/job.toml
 #
 # A plan for 64 GPUs:
 #
@@ -278,6 +307,6 @@ check("20b.fastest_mesh", solution("20b.fastest_mesh"))
 # |---|---|
 # | `minidist plan` | Calculon, vTrain (simulators of a step); Hugging Face `accelerate estimate-memory`; NeMo's and DeepSpeed's auto-tuners, which run layouts |
 # | all meshes by a cost model | Alpa (inter- and intra-operator plans); Galvatron; Megatron-LM's rules of thumb ("Efficient Large-Scale Language Model Training", section 3) |
-# | `time_plan` | Zero Bubble's simulator; DeepSpeed's autotuning measures instead |
+# | `time_plan` | Zero Bubble's simulator |
 #
 # Next: [20c Stages of equal time](20c_stages_of_equal_time.ipynb). All of them are in the [index](README.md).

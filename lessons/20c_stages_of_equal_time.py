@@ -24,7 +24,7 @@
 # ## 2 Predict
 #
 # No stage can take less than its longest layer. In the middle of a step the slowest stage never waits;
-# at both ends it waits for one micro-batch on its way through the other stages.
+# at both ends together it waits at most as long as one micro-batch takes in the other stages.
 
 # %%
 from minidist.course.lesson import check, expect, predict, reveal, solution
@@ -66,47 +66,38 @@ def timed(sizes):
 
 
 # %% [markdown]
-# Above two layers on each stage, below three, one, three and one. The grey is waiting. (The bubble in the
-# titles is the waiting of the busiest rank, which above computes most of the time. Compare the ends.)
+# Above two layers on each stage, below three, one, three and one. The grey is waiting. The strips count the
+# micro-batches whose activations a rank keeps: four on the first stage and one on the last. A cut by time
+# does not look at this memory.
+
 
 # %%
-show(gantt([timed([2, 2, 2, 2]), timed([3, 1, 3, 1])], command="part 3 of lesson 20c"))
+def title_of(sizes):
+    timing = timed(sizes)
+    waiting = 1 - sum(timing.busy) / sum(timing.windows)
+    return (
+        f"{sizes}: a step takes {timing.makespan:.0f} ms; "
+        f"ranks wait {waiting:.0%} of the time from their first action to their last"
+    )
+
+
+cuts = [2, 2, 2, 2], [3, 1, 3, 1]
+show(gantt([timed(cut) for cut in cuts], "part 3 of lesson 20c", [title_of(cut) for cut in cuts]))
 
 # %% [markdown]
 # ## 4 The code
 #
-# The obvious way fills one stage after the other, as long as it stays below the average, and leaves the
-# rest to the last one:
-
-
-# %%
-def fill(costs, stages):
-    """Return the sizes of stages that are filled up to the average, one after the other."""
-    average, sizes, taken = sum(costs) / stages, [], 0
-    for stage in range(stages - 1):
-        size, total = 1, costs[taken]
-        while total + costs[taken + size] <= average and taken + size < len(costs) - stages + stage:
-            total += costs[taken + size]
-            size += 1
-        sizes.append(size)
-        taken += size
-    return [*sizes, len(costs) - taken]
-
-
-# %% [markdown]
-# In the case, and with five layers on two stages: a stage stops before it would be above the average,
-# and the last one gets all that is left.
+# The average of a stage is 8 ms. The obvious way fills one stage after the other, as long as it stays below
+# the average, and leaves the rest to the last one: 1 + 2 + 3 ms, because 9 more would be too many; then 9 ms
+# alone; then 2 + 5 ms; and 2 + 8 ms are left. The best cut is found by `by_slowest`:
 
 # %%
-for costs, stages in ((COSTS, 4), ([1, 15, 18, 11, 11], 2)):
-    best = [stage.last - stage.first + 1 for stage in by_slowest(costs, stages)]
-    for name, sizes in (("filled", fill(costs, stages)), ("best", best)):
-        slowest = max(stages_of(costs, sizes))
-        print(f"{costs} {name:6}: sizes {sizes}, the slowest stage takes {slowest} ms")
+best = [stage.last - stage.first + 1 for stage in by_slowest(COSTS, 4)]
+for name, sizes in (("filled", [3, 1, 2, 2]), ("best", best)):
+    print(f"{name:6} {sizes}: the slowest stage takes {max(stages_of(COSTS, sizes))} ms")
 
 # %% [markdown]
-# The best one is in [partition.py](../minidist/pipeline/partition.py). To find it is your exercise. There
-# are 35 cuts of eight layers into four stages, and far too many of a hundred layers to try all.
+# It is in [partition.py](../minidist/pipeline/partition.py). To write it yourself is your exercise.
 
 # %% [markdown]
 # ## 5 Check
@@ -114,7 +105,6 @@ for costs, stages in ((COSTS, 4), ([1, 15, 18, 11, 11], 2)):
 # The best cut, and the time of a step with both cuts of the picture:
 
 # %%
-best = [stage.last - stage.first + 1 for stage in by_slowest(COSTS, 4)]
 for sizes in ([2, 2, 2, 2], best):
     times = [int(time) for time in stages_of(COSTS, sizes)]
     print(f"{sizes} layers take {times!s:14} ms: a step takes {timed(sizes).makespan:.0f} ms")
@@ -171,9 +161,9 @@ with expect(UsageError):
 # %% [markdown]
 # ## 7 Exercise: the best cut
 #
-# `cut(times, stages)`: how many consecutive layers each stage gets. Judged is that the stage that takes
-# longest is as short as can be. Every stage has at least one layer; there are at least as many layers
-# as stages.
+# `cut(times, stages)`: how many consecutive layers each stage gets. Every stage has at least one layer;
+# there are at least as many layers as stages. Judged: the time of the slowest stage, which must be the least
+# of all cuts.
 
 
 # %%
@@ -194,14 +184,16 @@ check("20c.min_max_split", solution("20c.min_max_split"))
 # the measured times and the work of *your* layers, two arrays. A rank's pace is its seconds divided by
 # its FLOPs, and a layer takes its FLOPs times the pace of the rank that has it.
 #
-# Return the number of layers of each stage, a list, the same on every rank; stage r is on rank r. What
-# is judged: the time of the slowest stage, which must be the least of all cuts, and two numbers sent
-# for each layer. `all_gather(comm, array, counts=[...])` gathers arrays of unequal lengths, and
+# Return the number of layers of each stage, a list, the same on every rank; stage r is on rank r.
+# `all_gather(comm, array, counts=[...])` gathers arrays of unequal lengths, and
 # `by_slowest(costs, stages, paces)` cuts layers whose costs are multiplied by the pace of their stage.
 #
 # An example: rank 0 took 2 s and 4 s for layers of 2 and 4 FLOPs, so its pace is 1 s per FLOP. Rank 1
 # took 8 s for a layer of 2 FLOPs, so its pace is 4. With [2, 1] the slowest stage takes 8 s, and with
 # [1, 2] it takes 24 s.
+#
+# Judged: the time of the slowest stage, which must be the least of all cuts, and the bytes sent: two
+# numbers for each layer are enough.
 
 
 # %%

@@ -14,7 +14,7 @@
 # ## 1 The case
 #
 # The next texts have 32,768 tokens, sixteen times as many as before, and on the layout of lesson 20
-# their activations no longer fit on a card. So a text is cut: each of four ranks has a quarter of
+# their activations no longer fit on a card (part 8 prints by how much). So a text is cut: each of four ranks has a quarter of
 # its tokens. All layers but one work token by token. Attention does not: a token looks at the keys
 # and values of all tokens before it and at its own, and most of these are on other ranks.
 #
@@ -56,7 +56,7 @@ from minidist import (
     report,
     sequence_positions,
 )
-from minidist.course.story import story
+from minidist.course.story import spent, story
 from minidist.report import show
 
 # %% [markdown]
@@ -117,8 +117,8 @@ picture("space-time", world, "part 3 of lesson 22", name="ring attention")
 #
 # Softmax needs the sum over *all* keys, and a rank sees one block at a time. So it keeps, for each
 # query, the largest score so far m, the sum z of exp(score - m), and the output o, not yet divided.
-# A new block may raise m; then what was accumulated so far was shifted by too little, and is
-# scaled:
+# A new block may raise m. From m = 2 to m' = 5, for example, each term exp(score - 2) must become
+# exp(score - 5), so z and o are multiplied by exp(2 - 5):
 #
 #     m' = max(m, m_block)    z' = z exp(m - m') + z_block    o' = o exp(m - m') + o_block
 #
@@ -141,7 +141,7 @@ q, k, v = rng.normal(size=(2, 4)), rng.normal(size=(6, 4)), rng.normal(size=(6, 
 m1, z1, o1 = block_of(q, k[:3], v[:3])
 m2, z2, o2 = block_of(q, k[3:], v[3:])
 top = np.maximum(m1, m2)
-first, second = np.exp(m1 - top), np.exp(m2 - top)  # by how much each block was shifted too little
+first, second = np.exp(m1 - top), np.exp(m2 - top)  # exp(m - m') of each block
 merged = (o1 * first + o2 * second) / (z1 * first + z2 * second)
 _, z, o = block_of(q, k, v)
 print(f"max |merged - softmax over all keys| = {np.abs(merged - o / z).max():.1e}")
@@ -184,8 +184,9 @@ print(
 # %% [markdown]
 # ## 5 Check
 #
-# What a rank of the picture sent: P - 1 times a block of N/P keys and values of h numbers each. With
-# more ranks there are more blocks and they are smaller, up to 2 N h numbers in all. In backward the
+# A text of N tokens is on P ranks, and a key or a value has h numbers (heads times their size). A rank
+# sends P - 1 times a block of N/P keys and values. With more ranks there are more blocks and they are
+# smaller, up to 2 N h numbers in all. In backward the
 # gradients travel too, and one hop further:
 
 # %%
@@ -220,10 +221,10 @@ for order in ("contiguous", "zigzag"):
 assert idle < 0.001
 
 # %% [markdown]
-# Is it the same training? A Llama, an ordinary model with another attention: it is given this rank's
-# tokens and their places in the whole text, by which its rotary angles turn. Weights are the same on
-# all ranks, so gradients are summed over the axis cp of the ring as over dp. 22 tokens, ragged over
-# any ranks, with dropout of attention's weights, whose masks belong to (sample, head, query, key):
+# Is it the same training? Llama tells attention a token's place by turning its q and k by an angle
+# proportional to the place. So the model is given this rank's tokens and their places in the whole text.
+# All ranks have the same weights, and gradients are summed over the axis cp of the ring as over dp. The
+# 22 tokens of the text cannot be divided equally among three or four ranks:
 
 # %%
 TOKENS = 22
@@ -232,7 +233,14 @@ TOKENS = 22
 def llama(comm):
     """A model whose attention is a ring, and its gradients summed over dp *and* cp."""
     mesh = init_device_mesh(comm, (1, comm.size), ("dp", "cp"))
-    config = LlamaConfig(13, 24, 48, 2, 4, 4, TOKENS, attention_dropout=0.1)
+    config = LlamaConfig(
+        vocab_size=13,
+        hidden_size=24,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=TOKENS,
+    )
     attention = RingAttention(mesh["cp"], TOKENS)
     model = Llama(config, np.float64, seed=3, attention_fn=attention)
     return DistributedDataParallel(model, gradient_axes(mesh), reduction="sum")
@@ -279,7 +287,7 @@ for ranks in (2, 3, 4):
 # ## 6 Break it
 #
 # Each rank numbers its own tokens from 0, as a model written for one device does. Nothing crashes,
-# and no shape is wrong: the rotary angles are just those of other tokens. How far off is the first
+# and no shape is wrong: q and k are turned by the angles of other places. How far off is the first
 # gradient of a weight, in percent of its largest entry? The worst three:
 
 
@@ -300,9 +308,10 @@ assert max(error.values()) > 0.3
 # ## 7 Exercise: merge what arrives round the ring
 #
 # Without a mask, one head: `q`, `k`, `v` are this rank's (rows, d); `rows` lists the number of rows
-# of every rank. Return the output for your queries, softmax(Q K^T / sqrt(d)) V over the keys of all
-# ranks. Scores may be hundreds. Use `comm.sendrecv(outgoing, dest, incoming, source)`. Judged are
-# messages and bytes: K and V go once round, in n - 1 messages from each rank.
+# of every rank, which differ and are at least 1. Return the output for your queries, softmax(Q K^T /
+# sqrt(d)) V over the keys of all ranks. Scores may be hundreds. Use `comm.sendrecv(outgoing, dest,
+# incoming, source)`. Judged: the output, messages and bytes. K and V go once round the n ranks, in n - 1
+# messages from each of them.
 
 
 # %%
@@ -342,6 +351,13 @@ check("22.ring_attention", solution("22.ring_attention"))
 story("22")
 
 # %% [markdown]
+# And what these texts take on the layout of lesson 20. GB is without the temporaries of one layer, which
+# are only there while it computes; whether a card fits counts them too:
+
+# %%
+spent("22", dp=8, zero=1, tp=2, pp=4, sequence_parallel=True)
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 2 python mpi_examples/5_context_and_experts/context_parallel_llama.py
@@ -352,7 +368,8 @@ story("22")
 #
 # | here | elsewhere |
 # |---|---|
-# | `RingAttention`, `--cp` | Megatron-LM `--context-parallel-size`; PyTorch `context_parallel()`; ring attention (Liu et al.) |
+# | `RingAttention`, `--cp` | Megatron-LM `--context-parallel-size`; PyTorch `context_parallel()`; ring attention (Liu et al. 2023) |
+# | merging m, z and o | online softmax (Milakov and Gimelshein 2018), FlashAttention |
 # | `sequence_positions(..., "zigzag")` | Megatron-LM `get_batch_on_this_cp_rank`; PyTorch's head-tail load balancer |
 # | `positions=` of a model | `position_ids` in Transformers |
 # | `gradient_axes(mesh)` | Megatron-LM `get_data_parallel_group(with_context_parallel=True)` |

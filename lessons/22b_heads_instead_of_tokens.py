@@ -22,9 +22,7 @@
 # *Ulysses*. A rank has N/P tokens of h numbers of queries, keys, values and outputs, and keeps one of
 # P parts of each.
 #
-# How many times as many numbers as Ulysses does the ring send on 16 ranks? And Llama 3.1 8B has 32
-# heads of queries that share 8 heads of keys and values. On how many ranks can it use Ulysses at
-# most?
+# How many times as many numbers as Ulysses does the ring send on 16 ranks?
 
 # %% [markdown]
 # ## 2 Predict
@@ -35,7 +33,6 @@
 from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
 
 ratio_guess = predict("numbers that a ring sends on 16 ranks, over those of Ulysses", example=2)
-most_guess = predict("most ranks of Ulysses with 8 heads of keys and values", example=32)
 
 # %%
 from functools import partial
@@ -63,8 +60,8 @@ from minidist.report import show
 #
 # **An all-to-all turns some tokens of all heads into all tokens of some heads, and another one turns
 # the output back.** What it saves: bytes, which shrink as 1/P, and attention itself is that of one
-# device, whatever its mask or its kernel. What it costs: no message overlaps with computing, and
-# there must be as many heads as ranks.
+# device, whatever its mask or its kernel. What it costs: no message overlaps with computing, and the
+# number of heads must be a multiple of the number of ranks.
 #
 # Four ranks, each with one token of four heads. The tens are the token, the ones the head. Step
 # through the exchange: rank r begins with a row of the table and ends with a column.
@@ -101,10 +98,10 @@ def attend(comm, kind):
 
 
 # %% [markdown]
-# Messages go between all pairs of ranks at once, before and after attention, and none of them while
-# a rank computes (F forward, B backward). Queries, keys and values are exchanged one after the
-# other. (Compare the messages with those of lesson 22, not the time in between: attention on one
-# device also computes the pairs that the mask hides, and the ring skips most of them.)
+# Messages go between all pairs of ranks at once, before and after attention (the long F, and the long B of
+# backward), and none of them while a rank computes. Queries, keys and values are exchanged one after the
+# other; the short F and B between the exchanges copy the columns of one of the three. (Attention on one
+# device also computes the pairs that the mask hides, so its F is longer than in the ring of lesson 22.)
 
 # %%
 world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=1e-11, flops=1e12, memory_bandwidth=1e11))
@@ -137,14 +134,13 @@ for rank, heads in enumerate(SimWorld(3).run(lambda comm: to_heads(comm, own[com
     assert np.array_equal(heads[:, 0], table[:, rank])
 
 # %% [markdown]
-# The library's is [ulysses.py](../minidist/parallel/context/ulysses.py). Heads must be as many as
-# ranks, or a multiple; tokens need not.
+# The library's is [ulysses.py](../minidist/parallel/context/ulysses.py). Its tokens may be any number.
 
 # %% [markdown]
 # ## 5 Check
 #
 # A rank sends four arrays of N/P tokens and h numbers, (P-1)/P of each: 4 N h/P (P-1)/P in forward.
-# The ring sends P/2 times as many:
+# With as many heads of keys and values as of queries, as here, the ring sends P/2 times as many:
 
 # %%
 width = HEADS * SIZE
@@ -162,21 +158,36 @@ for ranks in (2, 4, 8, 16):
 ratio_guess.judge(sent["ring"] / sent["ulysses"])
 
 # %% [markdown]
-# Then the heads of Llama 3.1 8B, of small size, on more and more ranks until Ulysses refuses:
+# In Llama 3.1 8B, 32 heads of queries share 8 heads of keys and values. A ring sends keys and values only;
+# Ulysses sends queries and outputs too, which are four times as many. With g queries to a key the ratio is
+# P/(1+g), so a ring sends fewer numbers on few ranks:
 
 
 # %%
-def llama_heads(comm):
-    rows = len(sequence_positions(32, comm.rank, comm.size, "contiguous"))
+def llama_heads(comm, kind):
+    attention, order = KINDS[kind]
+    rows = len(sequence_positions(32, comm.rank, comm.size, order))
     q, kv = (Tensor(np.ones((1, rows, heads, 2), np.float32)) for heads in (32, 8))
-    UlyssesAttention(comm, 32)(q, kv, kv)
+    attention(comm, 32)(q, kv, kv)
 
 
 for ranks in (2, 4, 8):
-    SimWorld(ranks).run(llama_heads)
+    sent = {}
+    for kind in KINDS:
+        world = SimWorld(ranks)
+        world.run(llama_heads, kind)
+        sent[kind] = world.traces[0].bytes_by_purpose()["tensor_forward"]
+    print(
+        f"{ranks} ranks: a ring sends {sent['ring'] / sent['ulysses']:.1f} times as many as Ulysses"
+    )
+    assert 5 * sent["ring"] == ranks * sent["ulysses"]
+
+# %% [markdown]
+# On 16 ranks a head of keys would have to go to two ranks. Others do that; this library refuses:
+
+# %%
 with expect(UsageError):
-    SimWorld(16).run(llama_heads)
-most_guess.judge(ranks)
+    SimWorld(16).run(llama_heads, "ulysses")
 
 # %% [markdown]
 # More ranks than heads need both: groups of U neighbours exchange heads among themselves, and rings
@@ -186,14 +197,13 @@ most_guess.judge(ranks)
 # %%
 ((_, whole),) = SimWorld(1).run(attend, "ring")
 for U in (1, 2, 4, 8, 16):
-    KINDS["both"] = partial(UlyssesRingAttention, ulysses=U), f"zigzag/{U}"
+    order = f"zigzag/{U}"  # zig-zag over the groups of U ranks, contiguous inside a group
+    KINDS["both"] = partial(UlyssesRingAttention, ulysses=U), order
     world = SimWorld(16)
     parts = world.run(attend, "both")
     off = max(np.abs(y - whole[:, mine]).max() for mine, y in parts)
     sent = world.traces[0].bytes_by_purpose()["tensor_forward"]
     print(f"U = {U:2}: {sent:7,} B in forward; max |y_parallel - y_single| = {off:.0e}")
-    tokens, ring = LENGTH * U // 16, 16 // U  # tokens of a group, ranks of a ring
-    assert sent == 4 * (4 * tokens * (U - 1) // U + 2 * (ring - 1) * tokens) * width // U
     assert off < 1e-5
 
 # %% [markdown]
@@ -242,10 +252,10 @@ assert not np.array_equal(back[0], own[0])
 # `q`, `k`, `v` are this rank's: (own tokens, heads, size) each. `rows` lists the number of tokens of
 # every rank, which may differ; heads are a multiple of the ranks, and rank 0 takes the first ones.
 # `attend(q, k, v)` is attention on one device, of arrays of that form with any number of heads.
-# Return the outputs of your tokens, (own tokens, heads, size). Judged are messages and bytes:
-# n - 1 messages there, n - 1 back, and no more numbers than heads need. Use `all_to_all(comm, array,
+# Return the outputs of your tokens, (own tokens, heads, size). Use `all_to_all(comm, array,
 # send_counts=[...], receive_counts=[...])`, whose counts are numbers of elements by rank, or
-# messages.
+# messages. Judged: the outputs, messages and bytes. n - 1 messages there and n - 1 back are enough, so
+# `q`, `k` and `v` go in one exchange, and no more numbers than the heads need.
 
 
 # %%
@@ -263,7 +273,8 @@ check("22b.ulysses", solution("22b.ulysses"))
 # ## 8 Takeaway
 #
 # - **Some tokens of all heads become all tokens of some heads**, and back: 4 N h/P (P-1)/P numbers per
-#   layer in forward, where a ring sends P/2 times as many. There must be a head of keys for each rank.
+#   layer in forward. A ring sends P/2 times as many, or P/(1+g) times when g heads of queries share one of
+#   keys.
 # - More ranks than heads: Ulysses inside groups, a ring between them.
 
 # %% [markdown]

@@ -23,22 +23,24 @@
 # skip. The way of Llama 3 is simpler: gather the keys and values of all ranks, and let each query
 # meet those that it sees, by whatever mask.
 #
-# In these 16 tokens, how many pairs of a query and a key are left, a token with itself included? And
-# what does it cost to gather? In forward a rank sends as many bytes as in a ring, its keys and values
-# to three others. In backward a ring sends keys and values once more, with their gradients, and a
-# last hop of gradients. Here they are still there, and gradients are summed by a reduce-scatter. How
-# many times as many bytes as a ring's does a rank send on four ranks, both ways together?
+# What does it cost to gather? A rank of P = 4 sends blocks of a rank's keys or values, or of their
+# gradients:
+#
+# - a ring: keys and values in forward; in backward keys, values and their gradients, and a last hop of the
+#   gradients;
+# - all-gather: keys and values in forward; in backward the gradients only, summed by a reduce-scatter,
+#   because keys and values of all ranks are still there.
+#
+# How many times as many bytes as a ring does it send, both ways together?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# A document of n tokens has n (n + 1) / 2 pairs. And count blocks of keys or values: a ring sends
-# 2 (P-1) of them forward and 2 (2P-1) backward.
+# Count blocks: a ring sends 2 (P-1) of them forward and 2 (2P-1) backward.
 
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
 
-pairs_guess = predict("pairs that are left with documents", example=80)
 bytes_guess = predict("bytes of all-gather attention over a ring's, 4 ranks", example=1.5)
 
 # %%
@@ -51,8 +53,8 @@ from minidist.parallel.context import AllGatherAttention, document_ids, document
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Gather all keys and values, and mask whatever may not be seen.** What it saves: bytes in backward,
-# and every mask is possible. What it costs: each rank has the keys and values of all tokens for the
+# **Gather all keys and values, and mask whatever may not be seen.** What it saves: bytes in backward. (A
+# ring can apply any mask too. But which blocks it may skip then depends on the text.) What it costs: each rank has the keys and values of all tokens for the
 # time of one layer, which are few when many query heads share them; and no message overlaps with
 # computing.
 #
@@ -76,8 +78,8 @@ def attend(comm, attention):
 
 # %% [markdown]
 # Four ranks. All messages of forward come before attention (F), and those of backward, which sum the
-# gradients of keys and values, after it (B). (Unlike the ring, this also computes the pairs that the
-# mask hides, so compare the messages with those of lesson 22, and not the time in between.)
+# gradients of keys and values, after it (B). No message overlaps with them. (The library's attention
+# computes all pairs and then masks, which takes longer than in the ring of lesson 22.)
 
 # %%
 world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=1e-11, flops=1e12, memory_bandwidth=1e11))
@@ -109,13 +111,6 @@ assert np.array_equal(ids, document_ids(tokens[None], 0)[0])
 # %% [markdown]
 # ## 5 Check
 #
-# The pairs of the mask above, and how many are left without documents:
-
-# %%
-print(f"{int(sees.sum())} of {len(tokens) * (len(tokens) + 1) // 2} pairs are left")
-pairs_guess.judge(int(sees.sum()))
-
-# %% [markdown]
 # The bytes of both ways of attention. With P ranks the all-gather sends 4 (P-1) blocks and the ring
 # 2 (P-1) + 2 (2P-1), which goes from a half to two thirds:
 
@@ -133,12 +128,22 @@ for ranks in (2, 4, 8, 16):
         bytes_guess.judge(share, within=0.05)
 
 # %% [markdown]
-# And what a rank holds for one layer. Llama 3.1 8B has 32 heads of queries, which share 8 heads of
-# keys and values, of 128 numbers of 2 B, and is trained on texts of 131,072 tokens:
+# And what a rank holds for one layer, of the case's 32,768 tokens. Llama 3.1 8B has 32 heads of queries,
+# which share 8 heads of keys and values, of 128 numbers of 2 B:
 
 # %%
 for heads in (32, 8):
-    print(f"{heads:2} heads of keys and values: {2 * 131_072 * heads * 128 * 2 / 1e9:.2f} GB")
+    print(f"{heads:2} heads of keys and values: {2 * 32_768 * heads * 128 * 2 / 1e9:.2f} GB")
+
+# %% [markdown]
+# Documents also change the work of the ranks. Zig-zag balances a triangle, and the mask of part 4 is none.
+# The pairs of each of four ranks, without documents and with them:
+
+# %%
+causal = places <= places[:, None]
+for name, mask in (("one text", causal), ("documents", sees)):
+    pairs = [int(mask[sequence_positions(16, rank, 4, "zigzag")].sum()) for rank in range(4)]
+    print(f"{name:9}: {sum(pairs):3} pairs, by rank {pairs}")
 
 # %% [markdown]
 # It trains what one device trains. The separator is one of the tokens of the data:
@@ -186,10 +191,10 @@ for name, which in (("documents", ids[None]), ("forgotten", None)):
 # %% [markdown]
 # ## 7 Exercise: a rank's rows of the mask
 #
-# Rank `rank` of `ranks` has the queries of two chunks of 2 x ranks, number rank from the front and
-# number rank from the back, in the order of the text; of chunks that are not equal the first ones are
-# larger, as `np.array_split` makes them. Return bools (its queries, all keys): which keys each query
-# sees. A token `separator` ends a document, to which it belongs.
+# The text is cut into 2 x `ranks` chunks, as `np.array_split` does it. Rank `rank` has the queries of two
+# of them, in the order of the text: number `rank` from the front and number `rank` from the back, counted
+# from 0. Return bools (its queries, all keys): which keys each query sees. A token `separator` ends a
+# document and belongs to it. Judged: every entry of the mask.
 
 
 # %%
@@ -207,7 +212,7 @@ check("22c.visible", solution("22c.visible"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **All keys on every rank for one layer, and any mask**: documents need no more than their ids.
+# - **All keys on every rank for one layer, and the mask of the text**: documents need only their ids.
 # - Half of a ring's bytes on two ranks and two thirds on many, none of them hidden behind computing.
 
 # %% [markdown]

@@ -18,35 +18,31 @@
 # the gradient over its own rows, and the ranks' gradients are averaged. The authors had tested it with
 # 12 rows: there it is right.
 #
-# With 11 rows, how far off is the gradient of the first step, in percent of its largest entry? And
-# after 12 steps, by how many percent is the loss worse? Part 5 shows ten more bugs. In how many of
-# them is the last loss no more than 5 % worse than the right one, or even better?
+# With 11 rows the gradient is wrong. Does the loss show it? Part 5 shows this bug and ten more. In how many
+# of the ten is the last loss no more than 5 % worse than the right one, or even better?
 
 # %%
 import numpy as np
 
-from minidist import DeadlockError, SimWorld, all_gather, all_reduce
-from minidist.course.lesson import check, expect, picture, predict, reveal, solution
+from minidist import all_gather
+from minidist.course.lesson import check, picture, predict, reveal, solution
 from minidist.course.museum import exhibits, find, run_exhibit
 from minidist.course.story import story
 
 # %% [markdown]
 # ## 2 Predict
 #
-# Of the loss: plus for worse, minus for better.
+# A bug that makes the loss much worse is noticed, and mended soon. Which ones remain?
 
 # %%
-gradient_guess = predict("largest error of the first gradient", example=1, unit="%")
-loss_guess = predict("loss after 12 steps, worse by", example=30, unit="%")
 unseen_guess = predict("bugs of ten whose loss is at most 5 % worse", example=2)
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **A falling loss proves nothing; compare every gradient and weight with one device.** Every bug in
-# this museum was found in code that people used and trusted, and every one passed its authors' tests.
-# Their authors were careful; care alone does not find bugs of this kind. What the comparison costs:
-# one run more.
+# **A falling loss proves nothing; compare every gradient and weight with one device.** About half of the
+# bugs in this museum were reported in public code, each with a link; the others are bugs of the same kind.
+# What it saves: a model that is trained wrongly, and nobody knows. What it costs: one run more.
 #
 # Exhibit 13a: the input and the output embedding of a model are one matrix. In a pipeline they are
 # on two stages, and the sum of their two gradients was forgotten, so that two copies drift apart.
@@ -97,23 +93,29 @@ means, masked = find("1")
 # %% [markdown]
 # ## 5 Check
 #
-# The case: 11 rows on 3 ranks for 12 steps, without the bug and with it:
+# The case: 11 rows on 3 ranks for 12 steps, without the bug and with it. The comparison takes the gradients
+# of the first step, tensor by tensor: the largest difference, as a part of the largest entry of the right
+# one.
 
 # %%
 run = run_exhibit(means, tests=False)
-run.said = run.said.partition(", at ")[0]  # the rest is a line, and the remedy
-print(run.text())
-off = 100 * run.differences["gradients"].ratio
-worse = run.wrong.losses[-1] - run.right.losses[-1]
-gradient_guess.judge(off, within=0.3)
-loss_guess.judge(100 * worse / run.right.losses[-1], within=0.5)
-assert off > 5
-assert abs(worse) < 0.1
+right, wrong = (each.tensors[0]["gradients"] for each in (run.right, run.wrong))
+for name, gradient in right.items():
+    difference, largest = np.abs(wrong[name] - gradient).max(), np.abs(gradient).max()
+    print(
+        f"{name:16} max |difference| {difference:.4f}, largest entry {largest:.3f}: "
+        f"{difference / largest:.0%}"
+    )
+worse = run.wrong.losses[-1] / run.right.losses[-1] - 1
+print(
+    f"last loss {run.right.losses[-1]:.3f}, with the bug {run.wrong.losses[-1]:.3f}: {worse:+.1%}"
+)
+assert worse < 0.05
 
 # %% [markdown]
-# It is number one because seven projects were told of it within two years. In language models ranks
-# differ in the tokens that count, even where they have the same number of rows. That is 1b, whose
-# last loss is lower with the bug. minidist refuses both: a loss knows over how many rows it is a
+# It is number one because seven projects were told of it within two years (`minidist museum 1a` names
+# them). In language models ranks differ in the tokens that count, even where they have the same number of
+# rows. That is 1b, whose last loss is lower with the bug. minidist refuses both: a loss knows over how many rows it is a
 # mean, and ranks whose gradients are averaged compare these numbers.
 
 # %%
@@ -126,7 +128,11 @@ assert run.wrong.losses[-1] < run.right.losses[-1]
 # A round through the museum (`minidist museum` shows all of it). Look at the two columns of losses
 # first, and ask yourself which of these bugs you would have noticed. The next column is the largest
 # error of a gradient after one step, as a part of the largest entry of its tensor. The last one says
-# whether a weight that ranks should have in common differs between them at the end:
+# whether a weight that ranks should have in common differs between them at the end.
+#
+# Of the words in the titles: a fused QKV matrix has the weights of queries, keys and values in one. Under
+# sequence parallelism (14b) a tensor-parallel rank has some of the tokens in layer norms. A mesh axis (20)
+# has groups of ranks, and transposed groups are those of another axis.
 
 # %%
 ROUND = ("1b", "3", "6", "8", "12a", "14", "17", "19a", "27a", "30")
@@ -160,7 +166,9 @@ for shown in runs:
         f"{exhibit.number:4}{exhibit.title:62} {right:9.3f} {wrong:8.3f} {off:9.0%}"
         f"{'    drift' if drifts else ''}"
     )
-print(f"{len(ROUND)} of {len(exhibits())} exhibits; replicas drift apart in {apart}")
+print(f"replicas drift apart in {apart}")
+reported = sum(bool(exhibit.thread) for exhibit in exhibits())
+print(f"{reported} of all {len(exhibits())} exhibits were reported in public code")
 unseen_guess.judge(unseen)
 
 # %% [markdown]
@@ -170,29 +178,28 @@ unseen_guess.judge(unseen)
 # %% [markdown]
 # ## 6 Break it
 #
-# Exhibit 28a without the museum. One rank leaves a sum out, because its data ran out. Elsewhere the
-# job would hang for ever; here the error says why:
-
+# A check may be as blind as the loss. Suppose that replicas are compared by the sum of their weights, one
+# number for each rank, and that one replica has two entries in each other's place:
 
 # %%
-def sums(comm):
-    for step in range(3):
-        loss = np.array([comm.rank + 10.0 * step])
-        if (comm.rank, step) != (2, 2):
-            all_reduce(comm, loss)
-
-
-with expect(DeadlockError):
-    SimWorld(4).run(sums)
+weights = np.arange(8.0)
+replica = weights.copy()
+replica[[2, 5]] = weights[[5, 2]]
+print(
+    f"sums {weights.sum():g} and {replica.sum():g}, "
+    f"max |difference| {np.abs(weights - replica).max():g}"
+)
+assert weights.sum() == replica.sum()
 
 # %% [markdown]
 # ## 7 Exercise: are the replicas still equal?
 #
 # Three of the ten bugs let replicas drift apart, and a cheap check after each step would have found
-# it. `first_difference(comm, weights)`: the lowest rank whose float64 array differs from rank 0's
-# in any bit, or -1, the same answer on every rank. Weights are long, so do not send them: judged are
-# the bytes. A *digest* is enough, 16 bytes that almost surely differ when any byte of the weights does:
-# `hashlib.blake2b(weights.tobytes(), digest_size=16).digest()`.
+# these three. (It compares replicas with each other. A bug that changes all of them in the same way needs
+# the comparison with one device.) `first_difference(comm, weights)`: the lowest rank whose float64 array
+# differs from rank 0's in any bit, or -1, the same answer on every rank. A *digest* is enough, 16 bytes
+# that almost surely differ when any byte of the weights does: `hashlib.blake2b(weights.tobytes(),
+# digest_size=16).digest()`. Judged: the answer, and the bytes. Weights are long, so do not send them.
 
 
 # %%
@@ -212,7 +219,7 @@ check("28.first_difference", solution("28.first_difference"))
 #
 # - **Compare tensors, not curves**: max |gradient - one device's| after one step finds what a
 #   loss may never show.
-# - 16 bytes per rank decide whether replicas are equal: a digest, gathered.
+# - 16 bytes per rank say almost surely whether replicas are equal: a digest, gathered.
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as

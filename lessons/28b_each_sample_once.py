@@ -18,19 +18,17 @@
 # samples. No tensor has a wrong shape, and both losses fall. Both bugs were reported of libraries in
 # use.
 #
-# By how many percent is the last loss of the resumed job worse? And what would a check cost: a million
-# samples are read by eight ranks, and each rank describes what it has read by two numbers of 8 B, which
-# all ranks gather. How many bytes does a rank send?
+# What would a check cost? A million samples are read by eight ranks, and each rank describes what it has
+# read by two numbers of 8 B, which all ranks gather. How many bytes does a rank send?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# Of the loss: plus for worse, minus for better. Of the bytes: each rank's numbers go to all others.
+# Each rank's numbers go to all others.
 
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
 
-loss_guess = predict("last loss when a batch is read again, worse by", example=20, unit="%")
 bytes_guess = predict(
     "bytes that a rank sends to check a million samples", example=8_000_000, unit="B"
 )
@@ -53,7 +51,21 @@ from minidist.techniques.data_ledger.ledger import digest
 # that of the data set.** What it saves: nothing is sent whose size grows with the data. What it costs:
 # a few bytes from each rank to every other one.
 #
-# The ranks' counts and digests, gathered by four ranks round a ring. That is all that is sent:
+# Four ranks read 24 samples. A rank's *digest* is the sum of the hashes of the numbers that it has read,
+# modulo 2^64, as all sums below:
+
+# %%
+total = 0
+for rank in range(4):
+    numbers = np.arange(rank, 24, 4)
+    total = (total + digest(numbers)) % 2**64
+    read = f"rank {rank} reads {numbers.tolist()}"
+    print(f"{read:36} count {numbers.size:2}, digest {digest(numbers):20}")
+print(f"{'together':36} count 24, digest {total:20}")
+print(f"{'the data set':36} count 24, digest {digest(np.arange(24)):20}")
+
+# %% [markdown]
+# The counts and digests, gathered by four ranks round a ring, are all that is sent:
 
 
 # %%
@@ -80,8 +92,8 @@ for old, new in (([0], [23]), ([0, 3], [1, 2]), ([0, 4, 5], [1, 2, 6])):
     mistakes[f"{old} read as {new}"] = np.concatenate([np.setdiff1d(once, old), new])
 
 # %% [markdown]
-# And three numbers by which a rank may describe what it has read. The last one is the sum of a hash of
-# each number, modulo 2^64 ([ledger.py](../minidist/techniques/data_ledger/ledger.py)):
+# And three numbers by which a rank may describe what it has read. The last one is the digest
+# ([ledger.py](../minidist/techniques/data_ledger/ledger.py)):
 
 # %%
 numbers_of = {
@@ -95,14 +107,15 @@ for mistake, read in mistakes.items():
     print(f"{mistake:28} is seen by: {', '.join(seen)}")
 
 # %% [markdown]
-# Mistakes are seldom random. Two batches that are exchanged at the wrong place differ by regular
-# amounts, and sums of regular amounts cancel; those of hashes do not.
+# Mistakes are seldom random. A loader that is wrong by a constant stride reads numbers that are off by
+# equal amounts, and such amounts cancel in a sum of numbers. Hashes have no such pattern.
 
 # %% [markdown]
 # ## 5 Check
 #
-# The two bugs of the case are exhibits of the museum. With them the losses fall as well as without,
-# and the ledger, which compares after every step, names the sample and the ranks:
+# The two bugs of the case are exhibits of the museum. `--check-data` keeps a ledger, which records what
+# each rank reads and compares after every step. It names the sample and the ranks. The last losses do not
+# tell: those with the bug are even lower, by chance, because the runs are small:
 
 # %%
 for number in ("103", "108"):
@@ -113,8 +126,7 @@ for number in ("103", "108"):
     print(f"    last loss {right:.2f}, with the bug {wrong:.2f}")
     print(f"    {run.said.split(';')[0]}")
     assert "MismatchError" in run.said
-    if number == "103":
-        loss_guess.judge(100 * (wrong / right - 1), within=0.5)
+    assert wrong < right
 
 # %% [markdown]
 # The bytes of the check, for few samples and for many:
@@ -162,7 +174,8 @@ assert digest(np.array(two_epochs)) != digest(np.array(always_the_first))
 #
 # `numbers` are the samples that this rank has read in an epoch of `samples`. `read_once` returns 1 on
 # every rank when all ranks together have read each of 0 to `samples` - 1 once, and 0 when one was read
-# twice, or by no rank. Judged are the bytes: do not send the numbers, 16 bytes per rank are enough.
+# twice, or by no rank. Use `digest`, the library's. Judged: the answer, and the bytes. Do not send the
+# numbers, 16 bytes per rank are enough.
 
 
 # %%
@@ -181,8 +194,9 @@ check("28b.read_once", solution("28b.read_once"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **A count and a sum of hashes, 16 bytes from each rank, decide whether all of them together have
-#   read each sample once.** The loss does not.
+# - **A count and a sum of hashes, 16 bytes from each rank, say almost surely whether all of them together
+#   have read each sample once.** Other samples have the same sum by chance once in 2^64. The loss does not
+#   say it.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

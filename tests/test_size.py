@@ -15,13 +15,13 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 4_192,
+    "base": 4_185,
     "collectives": 3_858,
-    "comm": 6_694,
-    "commands": 5_544,
-    "course": 12_879,
+    "comm": 6_499,
+    "commands": 5_542,
+    "course": 12_875,
     "core": 9_814,
-    "data": 1_626,
+    "data": 1_624,
     "debug": 9_949,
     "job": 8_745,
     "nn": 3_631,
@@ -29,7 +29,7 @@ LINES = {
     "parallel": 5_045,
     "pipeline": 4_696,
     "planning": 5_857,
-    "report": 6_593,
+    "report": 6_599,
     "techniques": 12_147,
 }
 FOLDERS = 16

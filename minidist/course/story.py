@@ -1,6 +1,6 @@
 """One job through the core of the course: what changes in it from one lesson to the next, and what this does.
 
-    story("11")     prints the rows up to lesson 11: bytes of the fullest card, seconds of a step
+    story("11")     prints the rows of lesson 11 and of the two before it: bytes of the fullest card, seconds of a step
     spent("11")     prints where the seconds of a row go
 
 A model of 7 billion parameters is trained on cards of 80 GB, 2^20 tokens per step. A lesson begins where the one before
@@ -21,6 +21,7 @@ from minidist.planning.cluster.layout import ClusterLayout, Job, check_layout
 from minidist.planning.cluster.search import Plan, plan_layout
 
 MODEL, CARD, TOKENS, LENGTH = "llama-7b", "h100", 2**20, 2048
+SHOWN = 3  # rows that a lesson prints
 
 
 @dataclass(frozen=True)
@@ -121,18 +122,18 @@ def row(of: Chapter) -> str:
 
 @cache
 def table(lesson: str) -> str:
-    """Return the rows up to a lesson. Raises UsageError for a lesson that is not one of the core."""
+    """Return the row of a lesson and the two before it. Raises UsageError for a lesson that is not one of the core."""
     lessons = [each.lesson for each in CHAPTERS]
     if lesson not in lessons:
         raise UsageError(
             f"the story has no lesson {quoted(lesson)}{nearest(lesson, lessons)}; it has {', '.join(lessons)}"
         )
     head = f"    {'what changes':42}{'cards     GB fits       s':25}  what limits it now"
-    return "\n".join([head, *map(row, CHAPTERS[: lessons.index(lesson) + 1])])
+    return "\n".join([head, *map(row, CHAPTERS[: lessons.index(lesson) + 1][-SHOWN:])])
 
 
 def story(lesson: str) -> None:
-    """Print the rows up to a lesson."""
+    """Print the last rows up to a lesson."""
     print(table(lesson))
 
 
@@ -145,4 +146,8 @@ def spent(lesson: str, **layout: Any) -> None:
     name = ", ".join(f"{axis} {size}" for axis, size in layout.items()) or f"row {lesson}"
     waits = sum(plan.time.exposed.values())
     print(f"{name}: computes {plan.time.compute:.2f} s, waits for messages {waits:.2f} s", end="; ")
-    print(f"{plan.fullest.peak / 1e9:.1f} GB on each of {plan.layout.ranks} cards")
+
+    # A fullest card is without the temporaries of a layer. They are told where they decide.
+    decide = not plan.fits and plan.fullest.peak < plan.fit.machine.memory
+    more = f", {plan.fit.central / 1e9:.1f} GB with temporaries: it does not fit" if decide else ""
+    print(f"{plan.fullest.peak / 1e9:.1f} GB on each of {plan.layout.ranks} cards{more}")

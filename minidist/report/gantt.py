@@ -109,8 +109,11 @@ def _figures(timing: Timing, width: int, versions: Sequence[int] | None) -> list
     return [f"idle {numbers(timing.idle)} | {ends}"[:width], held[:width]]
 
 
-def gantt(timings: Sequence[Timing], command: str = "") -> Figure:
-    """Draw one panel per timing (made with spans=True), all on the same axis of time."""
+def gantt(timings: Sequence[Timing], command: str = "", titles: Sequence[str] = ()) -> Figure:
+    """Draw one panel per timing (made with spans=True), all on the same axis of time.
+
+    titles: one per panel, in place of its sizes and its bubble.
+    """
     _check_readable(timings)
 
     longest = max(timing.makespan for timing in timings)
@@ -120,7 +123,8 @@ def gantt(timings: Sequence[Timing], command: str = "") -> Figure:
     used: set[str] = set()
     highest = max((peak for timing in timings for peak in timing.activations), default=1) or 1
     for number, timing in enumerate(timings):
-        _panel(timing, panels[2 * number], longest, used)
+        title = titles[number] if titles else title_of(timing)
+        _panel(timing, panels[2 * number], longest, used, title)
         _strips(timing, panels[2 * number + 1], highest)
 
     # The legend has what was drawn, in the palette's order.
@@ -167,7 +171,7 @@ def _check_readable(timings: Sequence[Timing]) -> None:
         )
 
 
-def _panel(timing: Timing, axes: Any, longest: float, used: set[str]) -> None:
+def _panel(timing: Timing, axes: Any, longest: float, used: set[str], title: str) -> None:
     for rank, row in enumerate(timing.spans or []):
         # From the rank's first action to its last: what no bar covers is idle.
         if row:
@@ -194,7 +198,7 @@ def _panel(timing: Timing, axes: Any, longest: float, used: set[str]) -> None:
                     axes.text((start + end) / 2, y, text, ha="center", va="center", fontsize=size, color=ink(colour))
     name_rows(axes, timing.plan.ranks, 7)
     axes.set_xlim(0, longest or 1)
-    axes.set_title(title_of(timing), fontsize=9, loc="left")
+    axes.set_title(title, fontsize=9, loc="left")
 
 
 def alive(row: Sequence[tuple[Item, float, float]]) -> tuple[list[float], list[int]]:

@@ -16,7 +16,7 @@ from minidist.core.pipeline.plan import Action, Plan
 from minidist.pipeline.timing import Timing
 from minidist.report.frame import Figure, Style, finish, line, patch
 from minidist.report.gantt import draw_strips, name_rows, panels_of
-from minidist.report.palette import MEMORY, PALETTE
+from minidist.report.palette import MEMORY, PALETTE, ink
 
 SHADES = ("#4477AA", "#CCBB44", "#EE6677", "#228833", "#AA3377", "#66CCEE")  # of versions, in turn
 
@@ -72,21 +72,23 @@ def _lanes(timing: Timing, axes: Any, longest: float) -> None:
             # One bar per action in the colour of its version; forwards are lower, so that they can be told from
             # backwards.
             forward = action.kind == "F"
-            style: Style = {"color": SHADES[version % len(SHADES)], "edgecolor": "white", "linewidth": 0.5}
+            colour = SHADES[version % len(SHADES)]
+            style: Style = {"color": colour, "edgecolor": "white", "linewidth": 0.5}
             height, gid = 0.6 if forward else 0.86, f"{action} v{version}"
             axes.barh(rank, end - start, left=start, height=height, gid=gid, **style)
             text = f"{action.kind}{action.microbatch}\nv{version}"
             if (end - start) / longest > 0.012:
-                words: Style = {"ha": "center", "va": "center", "fontsize": 5.5, "color": "black"}
+                words: Style = {"ha": "center", "va": "center", "fontsize": 5.5, "color": ink(colour)}
                 axes.text((start + end) / 2, rank, text, linespacing=0.9, **words)
             # The update after a batch's last backward, as a red line.
             if action.kind in ("B", "W") and (action.microbatch + 1) % plan.batch == 0:
                 axes.plot([end, end], [rank - 0.48, rank + 0.48], color=PALETTE["blocked"], linewidth=1.2)
     name_rows(axes, plan.ranks, 7)
     axes.set_xlim(0, longest or 1)
+    what = "mini-batches" if plan.batch == 1 else "micro-batches"  # a mini-batch is not cut
     axes.set_title(
-        f"{plan.name}, updates: {plan.updates}, {plan.ranks} ranks, {plan.microbatches} micro-batches: the version that"
-        " each sees",
+        f"{plan.name}, updates: {plan.updates}, {plan.ranks} ranks, {plan.microbatches} {what}: the version that each"
+        " sees",
         fontsize=9,
         loc="left",
     )

@@ -112,7 +112,7 @@ def check_disk(case: Case, answers: Sequence[Any]) -> str:
             what = f"{damaged[0]!r} of {names!r} is half written" if damaged else f"{names!r} is not a whole checkpoint"
             if f"part-{case.size}" in damaged:
                 what = f"'part-{case.size}' of {names!r} was left by a save that died before"
-            return f"killed after {number} moments, `latest` says {names!r}, and {what}"
+            return f"killed at moment {number}, `latest` says {names!r}, and {what}"
     if loads(states[-1]) != whole[1]:
         return "at the end `latest` does not name what was to be saved"
     return ""
