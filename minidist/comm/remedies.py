@@ -10,7 +10,6 @@ import re
 from traceback import walk_tb
 
 from minidist.core.base.errors import AutogradError, UsageError, quoted
-from minidist.core.optim.optimizer import as_slices
 
 # By class and by the name that it has elsewhere: what to write.
 NAMES: dict[str, dict[str, str]] = {
@@ -71,7 +70,7 @@ def remedy(error: BaseException) -> UsageError | None:
             if found := re.match(pattern, str(error)):
                 return UsageError(found.expand(text))
     # Of a sharded model each rank has parts, which the parameters themselves do not show.
-    codes = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]
-    if isinstance(error, AutogradError) and " is released:" in str(error) and as_slices.__code__ in codes:
+    calls = [frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)]
+    if isinstance(error, AutogradError) and " is released:" in str(error) and "as_slices" in calls:
         return UsageError(f"{str(error).partition(':')[0]}: make the optimizer of sharded_parameters(model)")
     return None
