@@ -22,7 +22,8 @@
 # *Ulysses*. A rank has N/P tokens of h numbers of queries, keys, values and outputs, and keeps one of
 # P parts of each.
 #
-# How many times as many numbers as Ulysses does the ring send on 16 ranks?
+# Keys and values have as many heads as queries. How many times as many numbers as Ulysses does the ring
+# send on 16 ranks?
 
 # %% [markdown]
 # ## 2 Predict
