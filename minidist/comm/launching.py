@@ -86,11 +86,9 @@ def launch(
 
         refuse("minidist: " + "\n  ".join(lines_of(error)), error.exit_code)
     except Exception:
-        # A program may catch it. Where it ends the program, Python prints it by this function.
-        if sys.excepthook is sys.__excepthook__:
-            from minidist.comm.tracebacks import print_exception
+        from minidist.comm.tracebacks import print_at_the_end
 
-            sys.excepthook = print_exception
+        print_at_the_end()
         raise
 
 

@@ -29,5 +29,11 @@ def traceback_of(error: BaseException) -> str:
 
 
 def print_exception(_: type[BaseException], error: BaseException, __: TracebackType | None) -> None:
-    """Print an exception that ends the program: what `launch` makes `sys.excepthook`."""
+    """Print an exception that ends the program."""
     print(traceback_of(error), end="", file=sys.stderr)
+
+
+def print_at_the_end() -> None:
+    """Let Python print an exception that nobody catches by `print_exception`, unless the program has another way."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = print_exception
