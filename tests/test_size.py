@@ -21,7 +21,7 @@ LINES = {
     "commands": 5_544,
     "course": 12_884,
     "core": 9_814,
-    "data": 1_626,
+    "data": 1_632,
     "debug": 9_949,
     "job": 8_745,
     "nn": 3_631,
