@@ -15,13 +15,13 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 4_185,
+    "base": 4_192,
     "collectives": 3_858,
-    "comm": 6_499,
-    "commands": 5_542,
-    "course": 12_875,
+    "comm": 6_697,
+    "commands": 5_544,
+    "course": 12_884,
     "core": 9_814,
-    "data": 1_624,
+    "data": 1_632,
     "debug": 9_949,
     "job": 8_745,
     "nn": 3_631,

@@ -4,30 +4,37 @@ Proved by: tests/base/test_user_file.py
 """
 
 import importlib.util
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from traceback import FrameSummary
 from typing import Any
 
 from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason, text_of
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+
+
+def without_ours(frames: Sequence[FrameSummary]) -> list[FrameSummary]:
+    """Return the frames of a traceback that are not of this package; all of them where it has no others."""
+    return [frame for frame in frames if not frame.filename.startswith(_PACKAGE)] or list(frames)
 
 
 class ProgramError(MinidistError):
     """A user's program has raised an exception, or ended with an error. The text is its traceback, without our frames.
 
-    after: the files that run the program; the traceback begins behind the last frame of any. hidden: a folder whose
-    frames are left out, where they take the place of another package's functions.
+    after: the files that run the program; the traceback begins behind the last frame of any.
     """
 
     exit_code = 1
 
-    def __init__(self, error: BaseException, *after: str, hidden: str | None = None) -> None:
+    def __init__(self, error: BaseException, *after: str) -> None:
         import traceback
 
         frames = traceback.extract_tb(error.__traceback__)
         last_of_ours = max((k for k, frame in enumerate(frames) if frame.filename in after), default=-1)
-        shown = [f for f in frames[last_of_ours + 1 :] if hidden is None or not f.filename.startswith(hidden)]
-        text = "".join(traceback.format_list(shown))
+        text = "".join(traceback.format_list(without_ours(frames[last_of_ours + 1 :])))
         notes = "\n".join(getattr(error, "__notes__", ()))
         super().__init__(f"the program raised {type(error).__name__}: {text_of(error)}\n{text}{notes}")
 

@@ -7,6 +7,7 @@ launched.py         how many processes the launcher started
 launcher.py         finds and calls `mpiexec`
 has_run.py          refuses a program that returned a generator and so has not run
 header.py           what both sides of a message must agree on
+differences.py      how two sides of a message differ
 call_log.py         which collective calls a rank has made
 unlike_calls.py     the sentence about the first call in which ranks differ
 communicator.py     the communicator that a program is given
@@ -15,6 +16,8 @@ message_checks.py   what can be wrong with a message on one rank alone
 buffers.py          which memory a message uses
 call_site.py        the user's line on which an operation started
 program_lines.py    the user's line of an error, and of another thread
+remedies.py         what to write here instead of a name of PyTorch's or mpi4py's
+tracebacks.py       what a person reads of an exception that is not ours
 tags.py             the tags of messages, and a message in words
 waiting.py          which rank waits for which
 """

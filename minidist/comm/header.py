@@ -116,7 +116,6 @@ def unpack(data: bytes | bytearray) -> Header:
 # What ranks say of the gradients and weights that they send: `Bucket.equal`, `FSDPUnit`, `ZeroOptimizer.gather`.
 # And of copies of a tied weight: `SharedGradients` of a pipeline.
 OVER = ", mean over "  # a part of it, with what the losses of the sent gradients are means over: "22 rows"
-_MEANS = re.compile(OVER + r"(\d+ \w+(?: \+ \d+ \w+)*)")
 _REPLICA = re.compile(r"(?:model \d+|\S+ of fully_shard \d+|\S+ of a pipeline) after \d+ updates?.*")
 
 
@@ -138,8 +137,13 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
     if their_arguments == _fit_operation(expected.operation).decode().partition(" ")[2]:
         their_arguments = our_arguments
 
+    # Only a difference loads what explains it.
+    from minidist.comm.differences import compare_replicas, unlike_operations
+
     if theirs == ours and their_arguments != our_arguments:
-        _compare_replicas(ours, (source, their_arguments), (destination, our_arguments), where)
+        mine, other = _REPLICA.search(our_arguments), _REPLICA.search(their_arguments)
+        if mine is not None:
+            compare_replicas(ours, (source, other and other[0]), (destination, mine[0]), where)
 
     # The first difference is the cause: other operations have other dtypes, other dtypes other sizes.
     if theirs != ours or their_arguments != our_arguments:
@@ -154,90 +158,9 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
     )
 
 
-def _compare_replicas(operation: str, theirs: tuple[int, str], ours: tuple[int, str], where: str) -> None:
-    """Raise MismatchError when two replicas differ; they say what they are: "model 1 after 3 updates with lr 0.1".
-
-    theirs, ours: rank and arguments of the sender, and of the receiver.
-    """
-    (source, their_arguments), (destination, our_arguments) = theirs, ours
-    mine, other = _REPLICA.search(our_arguments), _REPLICA.search(their_arguments)
-    if mine is None or (other is not None and other[0] == mine[0]):
-        return
-
-    # Means over other numbers of rows, and nothing else that differs.
-    over = [_MEANS.search(match[0]) if match else None for match in (mine, other)]
-    if other and any(over) and _MEANS.sub("", mine[0]) == _MEANS.sub("", other[0]):
-        has = [f"the mean over {found[1]}" if found else "no mean over rows" for found in over]
-        raise MismatchError(
-            f"ranks differ in {operation}: the loss of rank {destination} is {has[0]}, and that of rank {source}"
-            f" {has[1]}, at {where}; the mean of the ranks' means is not the mean over all rows: divide every loss"
-            " by the rows (tokens) of all ranks (divisor=), and wrap the model with reduction='sum'"
-        )
-    raise MismatchError(
-        f"ranks differ in {operation}: rank {destination} has {mine[0]}, and rank {source}"
-        f" {other[0] if other else 'something else'}, at {where}; every rank must run its models in the same order,"
-        " step their optimizers as often and with the same settings, call the same of train() and eval(), and give the"
-        f" same values to the weights{' and as many rows to a mean that is averaged' if any(over) else ''}"
-    )
-
-
-_ARGUMENTS = re.compile(
-    r"(?: (?!root |counts )(\w+))?(?: root (\d+))?(?: counts (\[[\d, ]*\]|#[0-9a-f]+))?(?: (\[[\d, ]*\]))?"
-)
-
-
-class Arguments(NamedTuple):
-    """What every rank must pass equal to a collective: as text, "" where there is none."""
-
-    reduction: str
-    root: str
-    counts: str
-    shape: str
-
-
-def arguments_of(operation: str) -> Arguments | None:
-    """Return the arguments in an operation such as "reduce/ring max root 1 [2, 3]"; None when it has others."""
-    found = _ARGUMENTS.fullmatch(operation[operation.find(" ") :])
-    return Arguments(*(text or "" for text in found.groups())) if found and " " in operation else None
-
-
 def is_of_replicas(operation: str) -> bool:
     """Return whether an operation says what replica its arrays belong to, which its error then explains."""
     return _REPLICA.search(operation) is not None
-
-
-def without_shape(operation: str) -> str:
-    """Return "reduce/ring max root 1" of "reduce/ring max root 1 [2, 3]"."""
-    found = arguments_of(operation)
-    return operation.removesuffix(f" {found.shape}") if found and found.shape else operation
-
-
-def unlike_operations(sent: str, expected: str) -> tuple[str, str]:
-    """Return what differs between two operations with their arguments, and the remedy."""
-    # The operation, then the algorithm.
-    ours, theirs = (text.partition(" ")[0] for text in (sent, expected))
-    if ours != theirs:
-        if ours.partition("/")[0] == theirs.partition("/")[0]:
-            return "algorithms differ", "every rank must pass the same algorithm"
-        return "operation mismatch", "every rank of a communicator must call the same collectives in the same order"
-
-    # What a call that sends nothing compares: see `communicator.check_alike`.
-    if sent.split(" ")[1:2] == expected.split(" ")[1:2] == ["weights"]:
-        return "weights differ", "every rank must build the whole model from the same seed, or load the same weights"
-
-    # One argument is named; of several that differ any may be the cause.
-    a, b = (Arguments("", "", "", "") if " " not in text else arguments_of(text) for text in (sent, expected))
-    unlike = [] if a is None or b is None else [name for name in a._fields if getattr(a, name) != getattr(b, name)]
-    return _REMEDIES[unlike[0]] if len(unlike) == 1 else _ANY_ARGUMENT
-
-
-_ANY_ARGUMENT = "argument mismatch", "every rank must call it with the same arguments"
-_REMEDIES = {
-    "reduction": ("reduction mismatch", "every rank must pass the same reduction"),
-    "root": ("roots differ", "every rank must pass the same root"),
-    "shape": ("shape mismatch", "every rank must pass an array of the same shape"),
-    "counts": ("counts differ", "every rank must pass the same counts"),
-}
 
 
 def check_record(record: bool | str) -> None:

@@ -85,6 +85,11 @@ def launch(
         from minidist.comm.mpi.start import refuse
 
         refuse("minidist: " + "\n  ".join(lines_of(error)), error.exit_code)
+    except Exception:
+        from minidist.comm.tracebacks import print_at_the_end
+
+        print_at_the_end()
+        raise
 
 
 def parser() -> "argparse.ArgumentParser":

@@ -1,7 +1,8 @@
 """The line of a person's program in other places than a call: in another thread, and in an error's traceback.
 
-`lines_of` is what a person reads of an error: the sentence, and the line of their program that led to it. All of the
-traceback comes with `--traceback`, or where MINIDIST_TRACEBACK=1 is set.
+`lines_of` is what a person reads of an error of ours: the sentence, and the line of their program that led to it (see
+tracebacks.py for other exceptions). All of the traceback comes with `--traceback`, or where MINIDIST_TRACEBACK=1 is
+set.
 
 Proved by: tests/comm/test_error_lines.py, tests/comm/test_call_site_of_thread.py
 """
@@ -76,10 +77,15 @@ def line_of_error(error: BaseException) -> CallSite | None:
 def lines_of(error: BaseException) -> list[str]:
     """Return what a person reads of an error: its sentence, its notes, and their line; or all of the traceback."""
     lines = [str(error), *getattr(error, "__notes__", ())]
-    if os.environ.get("MINIDIST_TRACEBACK", "0") not in ("", "0"):
+    if shows_all():
         return [*lines, *"".join(traceback.format_exception(error)).splitlines()]
     # A buffer that a rank has changed is noticed by another one, whose line says nothing of it.
     line = None if isinstance(error, BufferReuseError) else line_of_error(error)
     if line is not None and not any(str(line) in text for text in lines):
         lines.append(f"at {line} (--traceback or MINIDIST_TRACEBACK=1 shows the whole way)")
     return lines
+
+
+def shows_all() -> bool:
+    """Return whether the user asks for whole tracebacks."""
+    return os.environ.get("MINIDIST_TRACEBACK", "0") not in ("", "0")

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from minidist.comm.call_log import Call
-from minidist.comm.header import unlike_operations, without_shape
+from minidist.comm.differences import unlike_operations, without_shape
 from minidist.core.base.errors import quoted
 
 # Operations to which every rank passes an array of the same size. A gather takes other sizes from other ranks.

@@ -28,7 +28,7 @@ ACTIVATIONS = ("batch", "attention", "dropout", "recompute", "kernels", "prefetc
 class StepFlags:
     """The flags of a model's step: its layout, its batch, and what is counted."""
 
-    dp: Annotated[int, Option(help="data-parallel ranks")] = 1
+    dp: Annotated[int, Option("--dp", "--ranks", help="data-parallel ranks")] = 1
     tp: Annotated[int, Option(help="with --model: tensor-parallel ranks (with sequence parallelism)")] = 1
     pp: Annotated[int, Option(help="with --model: pipeline ranks; the fullest one is shown")] = 1
     cp: Annotated[int, Option(help="with --model: context-parallel ranks")] = 1

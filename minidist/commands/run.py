@@ -38,7 +38,7 @@ def run(
     except MinidistError:
         raise
     except Exception as error:  # the script's own; the frames above it say nothing about it
-        raise ProgramError(error, runpy.run_path.__code__.co_filename) from None
+        raise ProgramError(error, runpy.run_path.__code__.co_filename) from error
     if not has_run.any_program:
         raise UsageError(
             f"script {quoted_path(script)} has ended, and no rank has run: call launch(main) in it, where main(comm) is"

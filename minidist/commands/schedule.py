@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 class PlanFlags:
     """The flags of what a plan is, and how it is timed."""
 
-    stages: Annotated[int | None, Option(help="pipeline ranks, each with --chunks stages")] = None
+    stages: Annotated[int | None, Option("--stages", "--ranks", help="pipeline ranks, each with --chunks stages")] = (
+        None
+    )
     microbatches: Annotated[int | None, Option(help="micro-batches of a step (of a batch, for pipedream-2bw)")] = None
     chunks: Annotated[int | None, Option(help="stages on a rank, for the schedules that leave the choice")] = None
     times: Annotated[

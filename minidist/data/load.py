@@ -84,19 +84,27 @@ def _source(spec: str) -> Dataset:
             what = "vocabulary" if kind == "random" else "file"
             raise UsageError(f"--data {quoted_path(spec, marks=False)} names no {what}; write {kind}:{_place(kind)}")
         return FILES[kind](path)
+    raise _no_data(spec)
+
+
+def _no_data(spec: str) -> UsageError:
+    """Return the error for what names no data."""
+    kind, colon, _ = spec.partition(":")
     # A file without its kind, which its suffix tells, or a folder.
     if not colon and os.path.isdir(spec):
-        raise UsageError(f"--data {quoted_path(spec)} is a folder; write idx:DIR or cifar:DIR")
+        return UsageError(f"--data {quoted_path(spec)} is a folder; write idx:DIR or cifar:DIR")
     suffix = os.path.splitext(spec)[1]
-    if not colon and (suffix or os.path.isfile(spec)):
+    if not colon and suffix and not os.path.exists(spec):
+        return UsageError(f"--data {quoted_path(spec, marks=False)}: there is no file {quoted_path(spec)}")
+    if not colon and os.path.isfile(spec):
         kind = "npz" if suffix == ".npz" else "tokens" if suffix in (".npy", *TOKEN_DTYPES) else "text"
-        raise UsageError(
+        return UsageError(
             f"--data {quoted_path(spec)} is a file, but its kind is missing; write"
             f" {quoted_path(f'{kind}:{spec}', marks=False)}"
         )
     # Neither: name the nearest choice.
     choices = [*GENERATED, *(f"{name}:{_place(name)}" for name in FILES)]
-    raise UsageError(
+    return UsageError(
         f"--data {quoted_path(spec, marks=False)}: no such data{nearest(kind, [*GENERATED, *FILES])}; one of"
         f" {', '.join(choices)}"
     )

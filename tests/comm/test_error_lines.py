@@ -124,3 +124,50 @@ def test_a_script_may_keep_no_events(tmp_path, monkeypatch):
     assert [count for count, _ in kept.values()] == [0, 0]
     assert [volume for _, volume in kept.values()] == [volume for _, volume in with_events.values()]
     assert not (tmp_path / "none").exists()
+
+
+BROKEN = """
+import json
+
+from minidist.core.autograd import Tensor
+from minidist.comm import launch
+from minidist.core.nn import Module
+
+
+class My(Module):
+    def forward(self, x):
+        return json.loads("{")  # line 11
+
+
+def main(comm):
+    return My()(Tensor([1.0]))
+
+
+if __name__ == "__main__":
+    launch(main)
+"""
+STARTS = [("program.py",), ("-m", "minidist", "run", "program.py")]
+if mpiexec() is not None:
+    STARTS.append((mpiexec(), "-n", "2"))
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_another_exception_has_the_lines_of_the_user_and_of_other_libraries(tmp_path, start):
+    (tmp_path / "program.py").write_text(BROKEN)
+    command = (*start, sys.executable, "program.py") if start[0] == mpiexec() else (sys.executable, *start)
+    answer = run(tmp_path, *command)
+    assert answer.returncode == 1
+    assert 'program.py", line 11, in forward' in answer.stderr
+    assert "in raw_decode" in answer.stderr
+    assert "JSONDecodeError: Expecting property name" in answer.stderr
+    assert "of 2 raised" in answer.stderr or "raised on rank 0 of 1" in answer.stderr
+    assert "minidist/" not in answer.stderr
+    assert "minidist/core/nn/module.py" in run(tmp_path, *command, MINIDIST_TRACEBACK="1").stderr
+
+
+def test_an_exception_that_minidist_raises_by_accident_says_how_to_see_all(tmp_path):
+    (tmp_path / "program.py").write_text(BROKEN.replace('json.loads("{")', "Tensor([1.0]).astype(nothing=1)"))
+    answer = run(tmp_path, sys.executable, "program.py")
+    assert "TypeError" in answer.stderr
+    assert answer.stderr.endswith("(raised inside minidist; --traceback or MINIDIST_TRACEBACK=1 shows the whole way)\n")
+    assert "minidist/" not in answer.stderr

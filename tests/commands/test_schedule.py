@@ -347,3 +347,8 @@ def test_a_lowering_is_timed_with_receives_that_block_and_that_do_not(call, tmp_
     assert any(line.split()[:4] == ["early,", "blocking", "receives", "36"] for line in text.splitlines())
     # A schedule by its name has two times, too.
     assert "1f1b, blocking receives" in call("schedule", "1f1b", "--stages", 4, "--microbatches", 8, *times).out
+
+
+def test_ranks_is_another_name_of_stages(call):
+    by_ranks, by_stages = (call("schedule", "1f1b", flag, 4, "--microbatches", 8) for flag in ("--ranks", "--stages"))
+    assert by_ranks == by_stages

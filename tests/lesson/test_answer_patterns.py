@@ -31,6 +31,8 @@ def test_each_pattern_is_said():
         ([[1.0, 2.0, 0.0, 4.0]], [np.array([1.0, 2.0, 3.0, 4.0])], "right but for 1 of 4 entries: those at 2"),
         ([(one, 2 * other)], [(one, other)], "result 1: every number is 2 times"),
         ([0.2 * a for a in right], right, "every number is 0.2 times the expected one"),
+        ([1e-310 * a for a in right], right, "nothing was received into the array"),
+        ([1e30 * a for a in right], right, "nothing was received into the array"),
         ([(other, one)], [(one, other)], "the results are right and exchanged"),
         ([(one, one)], [(one, other)], "the second result is the first one once more"),
         ([one], [(one, other)], "2 values are asked for"),

@@ -319,3 +319,15 @@ def test_importing_lessons_and_pictures_is_light():
     )
     heavy = {"matplotlib", "jupytext", "nbclient", "nbformat", "IPython", "mpi4py"}
     assert not heavy & set(process.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "sentence"),
+    [
+        ("03.by_ordr", print, "there is no exercise '03.by_ordr' (did you mean '03.by_order'?)\n"),
+        ("03.by_order", None, "03.by_order is answered by a function, not by None; pass it without calling it\n"),
+    ],
+)
+def test_a_wrong_name_or_answer_is_one_sentence(name, answer, sentence, capsys):
+    check(name, answer)
+    assert capsys.readouterr().out == sentence

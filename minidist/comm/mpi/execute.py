@@ -20,6 +20,7 @@ from minidist.comm.mpi.start import give_up
 from minidist.comm.mpi.waits import Returned
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.program_lines import lines_of
+from minidist.comm.tracebacks import traceback_of
 
 
 def execute_mpi(
@@ -103,6 +104,6 @@ def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
         elif isinstance(error, SystemExit):
             text = f"{place}: SystemExit {error}; the job ends."
         else:
-            text = f"{place} raised; the job ends.\n{traceback.format_exc()}"
+            text = f"{place} raised; the job ends.\n{traceback_of(error)}"
         sys.stdout.flush()  # Abort would lose what was printed before
     world.end(f"minidist: {text or place}", code, key or text.replace(f"rank {world.rank}", "rank"))

@@ -35,7 +35,7 @@ from minidist.comm.call_log import Call, CallLog
 from minidist.comm.call_site import NOWHERE, CallSite, FindsLines, call_site
 from minidist.comm.communicator import CheckedComm, Claim
 from minidist.comm.errors import BufferReuseError, UnmatchedMessageError, UnwaitedRequestError
-from minidist.comm.has_run import LAZY, has_run
+from minidist.comm.has_run import LAZY, check_takes_comm, has_run, with_remedies
 from minidist.comm.header import (
     EQUAL_BYTES,
     HEADER_BYTES,
@@ -164,7 +164,8 @@ class MPIWorld(FindsLines):
 
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         """Return `[main(comm, ...)]`, this rank's result, after a check that no message was left over."""
-        with interruptible():
+        check_takes_comm(main)
+        with interruptible(), with_remedies():
             result = has_run(main(self.comm, *arguments, **keywords), main, self.rank)
         self.finish()
         return [result]

@@ -20,7 +20,7 @@ from minidist.base.limits import check_number, check_whole
 from minidist.comm.call_site import NOWHERE, FindsLines, call_site
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError, UnwaitedRequestError
-from minidist.comm.has_run import LAZY, has_run
+from minidist.comm.has_run import LAZY, check_takes_comm, has_run, with_remedies
 from minidist.comm.header import check_checks, check_record
 from minidist.comm.message_checks import CheckedCall
 from minidist.comm.sim.checks import KEPT_CALLS, BufferWatch, CallWatch, Lines, Recorder, Totals
@@ -78,7 +78,7 @@ class SimWorld(FindsLines, Sim):
     ) -> None:
         check_record(record)
         check_checks(checks)
-        super().__init__(check_whole("SimWorld: ranks", ranks), links=links)
+        super().__init__(check_whole("SimWorld: ranks", ranks, 1), links=links)
         self.eager_bytes, self.chooser = check_whole("SimWorld: eager_bytes", eager_bytes), chooser
         if on_failure not in ("end", "isolate"):
             raise UsageError(f'on_failure={quoted(on_failure)}; it must be "end" or "isolate"')
@@ -104,6 +104,7 @@ class SimWorld(FindsLines, Sim):
             )
         if not callable(main):
             raise UsageError(f"SimWorld.run({quoted(main)}); pass a function, which each rank calls with its comm")
+        check_takes_comm(main)
         self.place, self.looking_ahead, self.in_run = "", False, True
         self.thread = get_ident()  # that runs the ranks
         self.programs: dict[int, int] = {}  # ranks whose program runs in another thread: its identifier
@@ -204,7 +205,8 @@ class SimWorld(FindsLines, Sim):
         self._switched(self.state.running)
         rank, result = comm.rank, None
         try:
-            result = has_run(main(comm, *arguments, **keywords), main, rank)
+            with with_remedies():
+                result = has_run(main(comm, *arguments, **keywords), main, rank)
         except SystemExit as end:  # `sys.exit()` is one way to return
             if end.code:
                 raise

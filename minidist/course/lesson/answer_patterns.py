@@ -117,7 +117,10 @@ def _multiples(everything: np.ndarray, right: np.ndarray, ranks: int) -> Iterato
             yield f"every number is {name} times the expected one: {CAUSES[name]}"
     scale = float(everything @ right) / float(right @ right)
     if scale and _tells(right) and np.allclose(everything, scale * right, rtol=1e-9, atol=1e-12):
-        yield f"every number is {scale:.4g} times the expected one: one factor is missing, or one too many"
+        if 1e-3 <= abs(scale) <= 1e3:
+            yield f"every number is {scale:.4g} times the expected one: one factor is missing, or one too many"
+        else:
+            yield "the numbers are what was in memory before: nothing was received into the array"
 
 
 def _misplaced(got: Arrays, wanted: Arrays) -> Iterator[str]:

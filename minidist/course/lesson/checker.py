@@ -61,7 +61,11 @@ def check(name: str, function: Callable[..., Any], *, mpi: bool = True, seed: in
     """
     from minidist.report import show
 
-    result = examine(name, function, mpi=mpi, seed=seed)
+    try:
+        result = examine(name, function, mpi=mpi, seed=seed)
+    except UsageError as error:
+        print(error)  # a traceback through this file would say nothing more
+        return
     if result.failure is None or not result.failure.raised(NotImplementedError):  # which is what a stub raises
         count(result.name, function, result.passed)
     if result.printed:

@@ -299,5 +299,6 @@ def find(name: str) -> Exercise:
     # The puzzles have a list that people look at: `minidist puzzle`.
     table = exercises("puzzles") if name.startswith("puzzle.") else {**exercises(), **exercises("assignments")}
     if name not in table:
-        raise UsageError(f"there is no exercise {name!r}{nearest(name, table)}; there are {', '.join(table)}")
+        near = nearest(name, table) or f"; there are {', '.join(table)}"
+        raise UsageError(f"there is no exercise {name!r}{near}")
     return table[name]

@@ -260,7 +260,8 @@ def _range(exercise: Exercise, cases: list[Case]) -> str:
     sizes = f"{smallest} to {largest} {exercise.unit}s" if smallest < largest else f"{smallest} {exercise.unit}"
     if not exercise.communicates:
         return f"on {len(cases)} case{'s' * (len(cases) != 1)}"
-    ranks = f"{min(c.ranks for c in cases)} to {max(c.ranks for c in cases)} ranks"
+    fewest, most = min(c.ranks for c in cases), max(c.ranks for c in cases)
+    ranks = f"{fewest} to {most} ranks" if fewest < most else f"{most} rank{'s' * (most != 1)}"
     return f"on {2 * len(cases)} runs ({ranks}, {sizes}, synchronous and buffered sends)"
 
 

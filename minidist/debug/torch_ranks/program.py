@@ -167,7 +167,7 @@ class _Run:
             raise
         except BaseException as error:  # of the program: what it passed of ours and of torch's says nothing
             ours = (__file__, user_program.__file__, multiprocessing.process.__file__)
-            failure = ProgramError(error, *ours, hidden=os.path.dirname(__file__))
+            failure = ProgramError(error, *ours)
             self.races.add_to(failure)
             raise failure from None
 

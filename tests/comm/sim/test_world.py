@@ -540,7 +540,7 @@ def test_wrong_arguments_name_the_value_and_the_remedy(what):
 @each(
     "arguments, words",
     [
-        ({"ranks": 0}, "at least 1 rank, got 0"),
+        ({"ranks": 0}, "ranks=0; it must be a whole number of at least 1"),
         ({"ranks": "2"}, "ranks='2'; it must be a whole number"),
         ({"ranks": 2, "timeout": -1}, "timeout=-1; it must be a finite number of at least 0"),
         ({"ranks": 2, "eager_bytes": -8}, "eager_bytes=-8; it must be a whole number of at least 0"),
