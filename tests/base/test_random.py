@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.base.coordinates import Key, batch_coordinates, current_coordinates, normal, uniform, uniform_rows
-from minidist.core.base.random import KEPT, initial_weight
+from minidist.core.base.random import initial_weight
 from minidist.nn.ops.checkpoint import replay_calls, snapshot_calls
 
 KEY = Key(1, "test", 2, "layer", 3)
@@ -50,25 +50,6 @@ def test_initial_weight_laws():
     assert not np.array_equal(initial_weight(0, "w", (4,), "normal", 1)[:2], initial_weight(0, "w", (2,), "normal", 1))
     with pytest.raises(ValueError, match="unknown law 'cauchy' of the initial weight 'w'"):
         initial_weight(0, "w", (2,), "cauchy", 1.0)
-
-
-def test_an_initial_weight_is_the_same_however_often_it_is_drawn():
-    first = initial_weight(0, "kept", (3, 4), "normal", 1.0)
-    expected = first.copy()
-    first[...] = 0  # of the caller alone
-    np.testing.assert_array_equal(initial_weight(0, "kept", (3, 4), "normal", 1.0), expected)
-    others = [(np.int64(0), "kept", (3, 4)), (0, "kept", (4, 3)), (0, "kept", (np.int64(3), 4)), (1, "kept", (3, 4))]
-    for other in others:  # the numbers of a key are those of its text
-        assert not np.array_equal(initial_weight(*other, "normal", 1.0).ravel(), expected.ravel())
-
-
-@pytest.mark.parametrize(("elements", "draws"), [(KEPT, 1), (KEPT + 1, 2)])
-def test_short_initial_weights_alone_are_kept(elements, draws, monkeypatch):
-    drawn, philox = [], np.random.Philox
-    monkeypatch.setattr(np.random, "Philox", lambda key: drawn.append(key) or philox(key))
-    one, two = (initial_weight(0, f"of {elements}", (elements,), "uniform", 1.0) for _ in range(2))
-    np.testing.assert_array_equal(one, two)
-    assert len(drawn) == draws
 
 
 def test_a_scale_may_be_an_array_and_a_law_that_is_no_name_is_refused():

@@ -12,8 +12,6 @@ Proved by: tests/base/test_random.py, tests/base/test_fingerprint.py
 
 import hashlib
 from dataclasses import dataclass
-from functools import lru_cache
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,6 @@ from numpy.random.bit_generator import ISeedSequence
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import quoted
-
-KEPT = 2**14  # elements of an initial weight that is kept for the next rank that draws it
 
 
 def fingerprint(data: bytes | str, size: int = 16) -> np.ndarray:
@@ -63,21 +59,18 @@ def initial_weight(seed: int, name: str, shape: tuple[int, ...], law: str, scale
     device = xp.creating.get()
     if getattr(device, "is_meta", False):
         return xp.empty(shape, np.float64)  # nothing is drawn for a dry run
-    # Drawn on the host, so that a model has the same values on every device; for many simulated ranks once.
-    draw = _draw if prod(shape) <= KEPT and {type(law), type(scale)} <= {str, float, int} else _draw.__wrapped__
-    return xp.to_device(draw(seed, name, tuple(shape), repr(tuple(shape)), law, scale).copy())
-
-
-@lru_cache(256, typed=True)
-def _draw(seed: int, name: str, shape: tuple[int, ...], text: str, law: str, scale: float) -> np.ndarray:
     # NumPy takes such a seed, and its annotation does not name it.
-    generator = np.random.Generator(np.random.Philox(Key(seed, "weight", name=name + text)))  # type: ignore[arg-type]
+    key = Key(seed, "weight", name=name + repr(tuple(shape)))
+    generator = np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]
     if law == "normal":
-        return generator.standard_normal(shape) * scale
-    if law == "uniform":
-        return (generator.random(shape) * 2 - 1) * scale
-    if law == "constant":
-        return np.full(shape, scale, dtype=np.float64)
-    raise ValueError(
-        f"unknown law {quoted(law)} of the initial weight {quoted(name)}; one of normal, uniform, constant"
-    )
+        values = generator.standard_normal(shape) * scale
+    elif law == "uniform":
+        values = (generator.random(shape) * 2 - 1) * scale
+    elif law == "constant":
+        values = np.full(shape, scale, dtype=np.float64)
+    else:
+        raise ValueError(
+            f"unknown law {quoted(law)} of the initial weight {quoted(name)}; one of normal, uniform, constant"
+        )
+    # Drawn on the host, so that a model has the same values on every device.
+    return xp.to_device(values)
