@@ -276,8 +276,8 @@ check("00.in_rank_order", solution("00.in_rank_order"))
 #
 # - A distributed program is **one function of a communicator**: `train(comm)`.
 # - Training in which each rank has all weights and a part of the data (data parallelism) adds gradients:
-#   **each rank sends as many bytes as its gradient has**, in every step, and afterwards all ranks hold the
-#   weights of one machine.
+#   **each rank but 0 sends as many bytes as its gradient has**, in every step, and afterwards all ranks
+#   hold the weights of one machine.
 # - If one of n ranks adds all gradients, it sends and receives **n - 1** times as many bytes as another.
 
 # %% [markdown]

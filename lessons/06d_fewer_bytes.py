@@ -295,7 +295,7 @@ print(f"mean of w from step {changes[1] + 1} to {changes[5]}: {mean:.3f}")
 assert abs(mean - 1) < 0.01
 
 # %% [markdown]
-# Each change is 0.1 x 10 = 1 long, the learning rate times the residual, so w never settles, but its
+# Each change after the first is 0.1 x 10 = 1 long, the learning rate times the residual, so w never settles, but its
 # mean is right, because nothing is lost.
 
 # %% [markdown]

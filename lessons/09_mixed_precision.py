@@ -51,8 +51,8 @@ from minidist.job.equality.compare import compare_rank
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# Store parameters, gradients and activations in **2 bytes instead of 4**, and train to the same
-# loss. That is half of the activations and half of every message. Processors with 16-bit matrix
+# Store parameters, gradients and activations in **2 bytes instead of 4**, and train to nearly
+# the same loss. That is half of the activations and half of every message. Processors with 16-bit matrix
 # units are also several times as fast. It costs a float32 copy of the parameters, and a factor of
 # the loss, the *loss scale*: the loss is multiplied by it before backward, and the gradient is
 # divided by it afterwards, in float32. The scale is needed because **float16 runs out of range long

@@ -332,8 +332,8 @@ check("11.zero_step", solution("11.zero_step"))
 #
 # - **reduce-scatter gradients, step 1/n, all-gather parameters**: stage 1 sends the 2 (n-1)/n Ψ numbers
 #   of data parallelism, and **stage 2 with k micro-batches (k + 1) (n-1)/n Ψ**.
-# - A parameter costs 2 + 2 + 12 B; with **stage 1: 4 + 12/n, with stage 2: 2 + 14/n**. Activations are
-#   not touched.
+# - A parameter costs 2 + 2 + 12 B; with **stage 1: 4 + 12/n, with stage 2: 2 + 14/n**. (minidist also
+#   keeps the sum of a rank's shard in stage 1, one n-th of the gradient.) Activations are not touched.
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as

@@ -256,7 +256,7 @@ def data_parallel(comm, steps=3, dtype=np.float32):
 
 # %% [markdown]
 # Both on four ranks. The states are parameters, gradients and the optimizer's averages, between two steps. At
-# the peak Adam also needs arrays to work in, as large as what it steps:
+# the peak Adam also needs two arrays to work in, of a block of 65,536 elements at most:
 
 # %%
 first_ranks, peak = [], {}
@@ -333,7 +333,7 @@ check("12.prefetch", solution("12.prefetch"))
 # ## 8 Takeaway
 #
 # - **Gather, compute, drop; in backward gather, compute, reduce-scatter, drop**: 16/n B per
-#   parameter, and d+1 whole layers when d are gathered ahead.
+#   parameter, d+1 whole layers when d are gathered ahead, and in backward their whole gradients.
 # - It sends **3 (n-1)/n Ψ numbers per micro-batch**, where ZeRO 1 sends 2 (n-1)/n Ψ per step; one layer
 #   ahead hides it if a layer computes as long as its gather travels.
 

@@ -277,8 +277,8 @@ check("14.parallel_attention", solution("14.parallel_attention"))
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
 # added up in float32 (4 B) and 12 B for Adam in every row. Row 14 has 64 cards, in eight groups of eight.
-# Eight texts in a micro-batch, as with one the kernels of an eighth of a layer end before the next is
-# started. ZeRO 1 again, which sends its bytes once per step; and what is whole in a layer, as the inputs
+# A micro-batch has eight texts: with one, a kernel on an eighth of a layer ends before the processor can
+# start the next kernel. ZeRO 1 again, which sends its bytes once per step; and what is whole in a layer, as the inputs
 # of the norms, is cut by tokens (side room [14b](14b_sequence_and_vocabulary.ipynb)):
 
 # %%
@@ -289,8 +289,9 @@ spent("14", dp=64, zero=1)
 
 # %% [markdown]
 # So it is the 64 cards that make row 14 fast. The same 64 without a cut, in the last line, are faster and
-# fit: a model of 7 billion parameters does not need tensor parallelism. A model whose states or
-# activations do not fit on a card does, and so does a batch with fewer texts than there are cards.
+# fit: a model of 7 billion parameters does not need tensor parallelism. It pays
+# where one layer's gathered weights or activations do not fit on a card, or where there are fewer texts
+# than cards.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -301,7 +301,7 @@ check("16.gpipe", solution("16.gpipe"))
 #
 # - Stages on ranks, micro-batches in flight: idle **(p-1)/(m+p-1) of total**, which is (p-1)/m of
 #   ideal; naive: (p-1)/p.
-# - A rank sends activations to the next stage and gradients to the one before, rows x width x 8 B a
+# - A rank sends activations to the next stage and gradients to the one before, rows x width numbers a
 #   step each; **all m micro-batches are alive** under GPipe. Lesson 17 fixes that.
 
 # %% [markdown]

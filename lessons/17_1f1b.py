@@ -18,15 +18,16 @@
 # full.
 #
 # But stage 3 could run the backward of micro-batch 0 right after its forward; nothing else is
-# missing. Then stage 2 could run its own, and so on. If every stage runs a backward as soon as it
-# can, it frees a micro-batch before it takes the next one. How many micro-batches are alive at the
-# peak, on stage 0 and on stage 3? And how many times as long as GPipe's does the step take?
+# missing. Then stage 2 could run its own, and so on. Let each stage begin no more micro-batches than
+# it needs so that no later stage waits for it; after that it runs a backward before each new forward,
+# even if it must wait for that backward. How many micro-batches are alive at the peak, on stage 0 and
+# on stage 3? And how many times as long as GPipe's does the step take?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# Follow micro-batch 0 on its way from stage 0 to stage 3 and back. How many forwards has stage 0
-# begun by then?
+# Follow micro-batch 0 on its way from stage 0 to stage 3 and back. How many forwards must
+# stage 0 have begun by then, so that nothing is late?
 
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, solution
@@ -60,9 +61,10 @@ from minidist.report.gantt import as_traces, gantt
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **As soon as a stage can run a backward, it does**, because that frees the activations of a
-# micro-batch: one forward, one backward, in turn (*1F1B*). It saves memory, with GPipe's bubble. It
-# costs only a more careful order, without which stages wait (part 6).
+# **Stage s of p begins at most p - s micro-batches; then it runs a backward before each new forward,
+# even if it must wait for it**, because a backward frees the activations of a micro-batch: one
+# forward, one backward, in turn (*1F1B*). It saves memory, with GPipe's bubble. It costs only a more
+# careful order, without which stages wait (part 6).
 #
 # GPipe and 1F1B on four stages with eight micro-batches. Look at the numbers on stage 0 (the top
 # row): below, B0 runs before F4.

@@ -14,7 +14,7 @@
 # ## 1 The case
 #
 # 1F1B on four stages with eight micro-batches; the forward F of a stage takes 1, its backward B
-# takes 2. A rank works for 24 and waits for 9, in 33 altogether. More micro-batches would make the
+# takes 2. The step takes 33; a rank works for 24 of it and does nothing for 9. More micro-batches would make the
 # waiting a smaller part, but they need more rows. It can be filled without them.
 #
 # Backward is two computations of length 1 each: the input gradient I, for which the stage before

@@ -144,8 +144,8 @@ assert max(sent, key=sent.get) == 4
 # %% [markdown]
 # In pp rank 5 sends the gradient of an activation for each of four micro-batches, 32,768 B. The fifth
 # message, 2,048 B, is the gradient of the embedding: it is also the output matrix, so its two copies add
-# their gradients (the bar "tied" below). In tp four sums in each of two layers make eight messages for
-# each of the pipeline, and the sums of the split vocabulary bring it to 8.56.
+# their gradients (the bar "tied" below). In tp the four sums in each of two layers move eight times
+# the bytes of one message of the pipeline, and the sums of the split vocabulary bring it to 8.56 times.
 #
 # The bytes of all ranks by purpose, next to the closed forms of the single techniques:
 

@@ -116,7 +116,8 @@ assert worse < 0.05
 # %% [markdown]
 # It is number one because seven projects were told of it within two years (`minidist museum 1a` names
 # them). In language models ranks differ in the tokens that count, even where they have the same number of
-# rows. That is 1b, whose last loss is lower with the bug. minidist refuses both: a loss knows over how many rows it is a
+# rows. That is 1b, whose
+# last loss is lower with the bug, also because the bug is in the printed average as well. minidist refuses both: a loss knows over how many rows it is a
 # mean, and ranks whose gradients are averaged compare these numbers.
 
 # %%
@@ -218,8 +219,8 @@ check("28.first_difference", solution("28.first_difference"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Compare tensors, not curves**: max |gradient - one device's| after one step finds what a
-#   loss may never show.
+# - **Compare tensors, not curves**: gradients after one step, weights after a few, and the peak of
+#   memory, each with one device's, find what a loss may never show.
 # - 16 bytes per rank say almost surely whether replicas are equal: a digest, gathered.
 
 # %% [markdown]
