@@ -229,8 +229,8 @@ for ranks in (3, 8, 13):
 
 # %% [markdown]
 # `algorithm="auto"` puts n, S, alpha, beta and the overhead into these formulas and takes the fastest.
-# (Where n is no power of two, it takes `ordered` for long arrays, which sends the bytes of a ring and
-# adds in the order of the ranks: lesson 04b.) Its choice on 16 ranks in three networks:
+# (Where n is no power of two, it takes `ordered` for long arrays. `ordered` sends as many bytes as a ring
+# and adds in the order of the ranks: lesson 04b.) Its choice on 16 ranks in three networks:
 
 # %%
 for name, alpha, beta in (

@@ -269,7 +269,7 @@ with expect(DeadlockError):
 # %% [markdown]
 # Ranks 0 and 2 wait for rank 1, which has skipped the step. The cure is one byte: every rank says whether it
 # has seen an overflow, and the maximum over the ranks decides for all of them
-# ([overflow.py](../minidist/parallel/overflow.py)). With gradients of which two of three have overflowed:
+# ([overflow.py](../minidist/parallel/overflow.py)). Two of these three ranks' gradients have overflowed:
 
 # %%
 gradients = [np.array([1.0, 2.0]), np.array([np.inf, 2.0]), np.array([1.0, np.nan])]

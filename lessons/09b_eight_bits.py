@@ -65,7 +65,7 @@ from minidist.techniques.quantization.ranges import update_ranges
 # one**.
 #
 # A layer's inputs are rounded, too. Their grid goes from the smallest input seen in the training to the
-# largest, and what notes these two numbers is called an observer. A rank sees only the inputs of its own rows, so
+# largest, and what notes these two numbers is called an observer. A rank sees only the inputs of its rows, so
 # after every step `update_ranges` makes all ranks agree on the two. `prepare_qat` puts the rounding and the
 # observers into the layers:
 

@@ -44,8 +44,8 @@ from minidist.techniques.distillation.loss import distillation_loss
 # %% [markdown]
 # ## 2 Predict
 #
-# For the first, 0 % is no gain, and 100 % is as much as more than seven times the samples give; 15 percentage
-# points off is good enough. For the second count the logits of a token, of a sample, of a step.
+# For the first, 0 % is no gain, and 100 % is the gain of reading all 1,200 samples; 15 percentage points off
+# is good enough. For the second count the logits of a token, of a sample, of a step.
 
 # %%
 gain_guess = predict("of the gain, with the teacher and 160 samples", example=20, unit="%")
@@ -115,7 +115,7 @@ print(f"max |gradient - the library's| = {np.abs(gradient - logits.grad[0]).max(
 #
 # What the student gains, as the mean of three that begin with other weights. `distill_weight` is the a of part
 # 4, and at temperature 1 the teacher's probabilities count as they are. The loss is that of the last tenth of
-# the text, 10,000 tokens that nobody has trained on:
+# the text, 10,000 tokens on which no model was trained:
 
 # %%
 source = load_dataset("markov")

@@ -181,8 +181,8 @@ def train(comm, stage, steps=3, dtype=np.float32):
 
 # %% [markdown]
 # One step of stage 1 on two ranks. First rank 0's weights travel, after 16 B that say what comes. In
-# backward the gradients go to their owners, in a stream that runs beside the computing: the rows "its
-# stream". A bucket whose elements all belong to one rank sends 0 B to the other. Then each rank steps its
+# backward the gradients go to their owners, in a stream that runs while the rank computes: the rows
+# "its stream". A bucket whose elements all belong to one rank sends 0 B to the other. Then each rank steps its
 # half, and the parameters are gathered:
 
 # %%

@@ -145,12 +145,20 @@ for rank, heads in enumerate(SimWorld(3).run(lambda comm: to_heads(comm, own[com
 
 # %%
 width = HEADS * SIZE
-for ranks in (2, 4, 8, 16):
+
+
+def sent_by(ranks, program):
+    """Return the bytes that rank 0 sends in forward with each kind of attention."""
     sent = {}
     for kind in KINDS:
         world = SimWorld(ranks)
-        world.run(attend, kind)
+        world.run(program, kind)
         sent[kind] = world.traces[0].bytes_by_purpose()["tensor_forward"]
+    return sent
+
+
+for ranks in (2, 4, 8, 16):
+    sent = sent_by(ranks, attend)
     print(
         f"{ranks:2} ranks: a ring sends {sent['ring']:,} B, Ulysses {sent['ulysses']:,} B; "
         f"{sent['ring'] / sent['ulysses']:g} times as many"
@@ -173,11 +181,7 @@ def llama_heads(comm, kind):
 
 
 for ranks in (2, 4, 8):
-    sent = {}
-    for kind in KINDS:
-        world = SimWorld(ranks)
-        world.run(llama_heads, kind)
-        sent[kind] = world.traces[0].bytes_by_purpose()["tensor_forward"]
+    sent = sent_by(ranks, llama_heads)
     print(
         f"{ranks} ranks: a ring sends {sent['ring'] / sent['ulysses']:.1f} times as many as Ulysses"
     )

@@ -1,4 +1,4 @@
-"""What to write here instead of a name of PyTorch's or mpi4py's: the sentence for an exception that Python raises.
+"""What to write instead of a name of PyTorch or mpi4py: the sentence for an exception that Python raises.
 
 A rank's AttributeError or TypeError is looked up when it leaves the program (`has_run.with_remedies`), so that no
 class here needs a method that only refuses, and `hasattr` is right.
@@ -25,14 +25,14 @@ NAMES: dict[str, dict[str, str]] = {
         "Irecv": "write comm.irecv(array, source)",
         "Sendrecv": "write comm.sendrecv(array, dest, received, source)",
         "Barrier": "write comm.barrier()",
-        "Bcast": "write broadcast(comm, array, root), from minidist.core.collectives",
-        "Allreduce": "write all_reduce(comm, array), from minidist.core.collectives",
-        "Allgather": "write all_gather(comm, array), from minidist.core.collectives",
-        "Alltoall": "write all_to_all(comm, array), from minidist.core.collectives",
-        "Reduce_scatter": "write reduce_scatter(comm, array), from minidist.core.collectives",
+        "Bcast": "write broadcast(comm, array, root), from minidist",
+        "Allreduce": "write all_reduce(comm, array), from minidist",
+        "Allgather": "write all_gather(comm, array), from minidist",
+        "Alltoall": "write all_to_all(comm, array), from minidist",
+        "Reduce_scatter": "write reduce_scatter(comm, array), from minidist",
         "Reduce": "write reduce(comm, array, root), from minidist.collectives",
-        "Gather": "write gather(comm, array, root), from minidist.collectives",
-        "Scatter": "write scatter(comm, array, root), from minidist.collectives",
+        "Gather": "write gather(comm, array, root), from minidist",
+        "Scatter": "write scatter(comm, array, root), from minidist",
         "Split": "write comm.split(color, key)",
         "Dup": "write comm.dup()",
     },

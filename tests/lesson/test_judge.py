@@ -125,6 +125,10 @@ def test_the_librarys_own_solution_is_named_and_refused():
         assert f"{called}, which does what this exercise asks you to write" in result.text, result.text
 
 
+def test_one_number_of_ranks_is_no_range():
+    assert "(2 ranks, " in examine("puzzle.m01", solution("puzzle.m01")).text
+
+
 def test_one_judge_serves_a_session_and_comes_back_after_its_end():
     examine("16.gpipe", our_gpipe, mpi=False)
     judge = checker._session().process.pid

@@ -121,6 +121,11 @@ def test_the_estimate_of_gpt3_on_1024_ranks():
     assert bare / 1e9 == pytest.approx(5.54, abs=0.005)
 
 
+def test_ranks_is_another_name_of_dp(minidist):
+    by_dp, by_ranks = (minidist("memory", "--params", "7e9", flag, "8").out for flag in ("--dp", "--ranks"))
+    assert by_dp == by_ranks != minidist("memory", "--params", "7e9").out
+
+
 def test_shards_are_whole_elements():
     assert model_states(10, 4)["stage3"] == {"parameters": 6, "gradients": 6, "optimizer": 36, "total": 48}
 

@@ -15,8 +15,11 @@ from minidist.core.base.errors import DeadlockError, UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import ANY, LinkModel
+from minidist.pipeline.schedules import get_schedule
+from minidist.pipeline.timing import time_plan
 from minidist.report import KINDS, draw, save, write_perfetto
 from minidist.report.bytes_matrix import matrix_of
+from minidist.report.gantt import gantt
 from minidist.report.memory_over_time import memory_over_time
 from minidist.report.palette import PALETTE, kind_of
 from minidist.report.streams import exposed
@@ -476,3 +479,9 @@ def test_many_messages_become_one_collection():
     figure = draw("space-time", run(ring, 32))
     assert count(figure)["messages"] == 1
     assert count(figure)["message"] == 0
+
+
+def test_a_panel_of_schedules_has_the_title_that_is_given():
+    timings = [time_plan(get_schedule(name).plan(2, 2), spans=True) for name in ("gpipe", "1f1b")]
+    panels = gantt(timings, titles=("one", "other")).axes[::2]  # below each are its strips
+    assert [panel.get_title(loc="left") for panel in panels] == ["one", "other"]
