@@ -11,7 +11,18 @@ recognises, and what the teacher sent next to the closed form. With one rank the
 
 import numpy as np
 
-from minidist import MLP, Adam, DistributedDataParallel, Tensor, cross_entropy, glyphs, launch, new_purpose, no_grad, purpose
+from minidist import (
+    MLP,
+    Adam,
+    DistributedDataParallel,
+    Tensor,
+    cross_entropy,
+    glyphs,
+    launch,
+    new_purpose,
+    no_grad,
+    purpose,
+)
 from minidist.techniques.distillation.loss import distillation_loss
 
 TEACHER_STEPS, STEPS, LABELLED, TEMPERATURE, WEIGHT = 40, 120, 600, 4.0, 0.9
