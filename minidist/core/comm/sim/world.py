@@ -27,6 +27,8 @@ from minidist.core.base.fibers import DIRECT, FiberExit, current, spawn, throw
 from minidist.core.comm.communicator import Comm, PointToPoint, Request, Work
 from minidist.core.comm.sim.matching import LinkModel, Matching, SimState, Stream
 
+MANY = 256  # ranks whose data are about a second-level cache
+
 
 class Sim:
     """`ranks` virtual ranks that run one function. links: the alpha-beta cost model.
@@ -96,6 +98,7 @@ class Sim:
         # Round after round: every stream that is ready runs until it blocks.
         state, ready = self.state, self.state.ready
         self.direct = DIRECT and type(ready) is deque  # another queue has another order
+        self.next = -1 if self.size > MANY else 0  # the data of the newest stream are in the caches, of many not all
         while True:
             while ready:
                 state.running = stream = ready.popleft()
@@ -141,11 +144,10 @@ class Sim:
         """Let the other streams run until `on` wakes this one."""
         state = self.state
         state.running.waiting = on
-        # The next one that is ready runs at once, as the hub would choose it. Only the hub starts a fiber, because its
-        # stack would stand on this one's.
+        # The next one that is ready runs at once. Only the hub starts a fiber: its stack would stand on this one's.
         ready = state.ready
-        if ready and self.direct and ready[0].waiting is not None:
-            state.running = stream = ready.popleft()
+        if ready and self.direct and ready[self.next].waiting is not None:
+            state.running = stream = ready.pop() if self.next else ready.popleft()
             stream.waiting = None
             stream.fiber.switch()  # type: ignore[union-attr]
         else:
