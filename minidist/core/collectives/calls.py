@@ -254,9 +254,7 @@ def run_call(
         algorithm = hooks.choosers[algorithm](comm, operation, arguments[0].nbytes if nbytes is None else nbytes)
 
     chosen = ALGORITHMS[operation][algorithm]
-    function = chosen.run
-    if comm.world.folds:
-        function = partial(hooks.one_event().run_as_one_event, operation, chosen)
+    function = partial(hooks.one_event().run_as_one_event, operation, chosen) if comm.world.folds else chosen.run
 
     # One number for the whole call; all its messages carry it as their tag. With `equal`, the name is what must be
     # equal on both sides of each message, however the algorithm is spelled.

@@ -138,9 +138,7 @@ class PointToPoint:
     def waitall(self, requests: Sequence[Request]) -> None:
         """Wait for each request, in the order given."""
         for request in requests:
-            if not request.finished:
-                self.world.wait(request)
-                request.finished = True
+            self.wait(request)
 
     def send(self, array: np.ndarray, dest: int, tag: int | None = None) -> None:
         """Send; block until the buffer may be used again: at once, or when the receiver arrives. Rely on neither."""

@@ -224,8 +224,10 @@ def test_a_deadlock_in_a_stream_names_the_collective_and_its_line():
     assert text.count(line(program, "all_reduce")) >= 2
 
 
-def test_a_thousand_ranks_wait_for_each_other():
+@each("many", [256, 1000])
+def test_a_thousand_ranks_wait_for_each_other(many, monkeypatch):
     """A rank that waits switches to the next one, and starts none: no stack lies on top of another."""
+    monkeypatch.setattr("minidist.core.comm.sim.world.MANY", many)
     SimWorld(1000, checks=False, record=False).run(lambda comm: comm.barrier())
 
 
