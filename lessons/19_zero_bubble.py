@@ -303,8 +303,11 @@ spent("19")
 
 # %% [markdown]
 # A stage still waits, and the computation takes 13.19 s where it takes 12.50 s in row 14: all 16 stages
-# have five layers, and the last one also has the output matrix, for which the others wait. Fewer stages
-# would make both smaller, but they need another way to fit.
+# have five layers, and the last one also has the output matrix, for which the others wait. With half as
+# many stages both would be smaller, but ten layers do not fit on a card:
+
+# %%
+spent("17", dp=8, zero=2, pp=8)
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -208,5 +208,5 @@ def spent(lesson: str, **layout: Any) -> None:
 
     # A fullest card is without the temporaries of a layer. They are told where they decide.
     decide = not plan.fits and plan.fullest.peak < plan.fit.machine.memory
-    more = f", {plan.fit.central / 1e9:.1f} GB with temporaries" * decide + ": it does not fit" * (not plan.fits)
+    more = f", {plan.fit.central / 1e9:.1f} GB with temporaries: it does not fit" if decide else ""
     print(f"{plan.fullest.peak / 1e9:.1f} GB on each of {plan.layout.ranks} cards{more}")

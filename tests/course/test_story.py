@@ -110,7 +110,7 @@ def test_the_seconds_of_a_row_and_of_another_layout(capsys):
     spent("11", dp=64, zero=1)
     spent("19")
     spent("16")
-    spent("10")
+    spent("17", dp=4, zero=1, pp=16)
     row, other, stages, large, close = capsys.readouterr().out.splitlines()
     assert row.startswith("row 11: computes ")
     assert "; 36.1 GB on each of 8 cards" in row
@@ -119,8 +119,8 @@ def test_the_seconds_of_a_row_and_of_another_layout(capsys):
     assert other.startswith("dp 64, zero 1: ")
     assert other.endswith(" GB on each of 64 cards")
     assert sum(map(float, re.findall(r"([\d.]+) s[,;]", stages))) == pytest.approx(seconds("19"), abs=0.016)
-    assert large.endswith(" 372.7 GB on each of 64 cards: it does not fit")
-    assert close.endswith(": it does not fit")
+    assert large.endswith(" 372.7 GB on each of 64 cards")
+    assert close.endswith(" 82.2 GB on each of 64 cards, 92.2 GB with temporaries: it does not fit")
     with pytest.raises(UsageError, match="row 09 has no layout"):
         spent("09")
 
