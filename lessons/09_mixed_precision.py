@@ -70,8 +70,8 @@ of_logits = (p - np.eye(256)[targets]) / TOKENS
 
 # %% [markdown]
 # In the picture every bar is the share of the entries of one size, as a power of two. The shaded part is
-# what float16 can hold without a scale. In the lighter shade are its *subnormals*, numbers below 2^-14, which
-# have fewer digits the smaller they are. The red bars, around 2^-28, lie to the left of it and become zero. The
+# what float16 can hold without a scale. In the lighter shade are its subnormal numbers, those below 2^-14,
+# which have fewer digits the smaller they are. The red bars, around 2^-28, lie to the left of it and become zero. The
 # words that came, near 2^-20, are one entry in 256, a bar that is hardly seen. Most of the shaded range, to the
 # right, is not used. A loss scale moves all bars to the right:
 

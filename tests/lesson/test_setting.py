@@ -1,9 +1,11 @@
 """A lesson's picture has a caption that draws it again, and its small job takes what a lesson adds to it."""
 
+import numpy as np
 import pytest
 
 from minidist import SimWorld, report
-from minidist.course.lesson import picture, small_job
+from minidist.core.base.watchers import track
+from minidist.course.lesson import memory_of, picture, small_job
 from minidist.report import draw
 
 
@@ -43,3 +45,16 @@ def test_the_curves_of_a_loss_have_names(shown):
 def test_a_small_job_takes_what_is_added_and_replaced():
     config = small_job(dp=3, zero=2, width=32, steps=2)
     assert (config.dp, config.zero, config.width, config.layers) == (3, 2, 32, 1)
+
+
+def test_the_memory_of_a_rank_is_counted_and_kept_for_the_picture():
+    def program(comm):
+        with memory_of(comm) as account:
+            array = track(np.zeros(2), "activation")
+            del array
+        track(np.zeros(9), "activation")  # after it, so it is not counted
+        return account.peak
+
+    world = SimWorld(1)
+    assert world.run(program) == [16]
+    assert [live.get("activation", 0) for _, live in world.traces[0].memory] == [16, 0]
