@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from minidist import SimWorld, report
+from minidist.base.trace_file import only_steps
 from minidist.core.base.watchers import track
-from minidist.course.lesson import memory_of, picture, small_job
+from minidist.course.lesson import marked_step, memory_of, picture, small_job
 from minidist.report import draw
 
 
@@ -58,3 +59,18 @@ def test_the_memory_of_a_rank_is_counted_and_kept_for_the_picture():
     world = SimWorld(1)
     assert world.run(program) == [16]
     assert [live.get("activation", 0) for _, live in world.traces[0].memory] == [16, 0]
+
+
+def test_a_marked_step_is_found_in_the_trace():
+    def program(comm):
+        for number in range(3):
+            with marked_step(comm, number):
+                comm.compute(seconds=1.0, name="computing")
+
+    world = SimWorld(1)
+    world.run(program)
+    (second,) = only_steps(world.traces, 1, 2)
+    assert sorted((span.name, span.start, span.end) for span in second.spans) == [
+        ("computing", 1.0, 2.0),
+        ("step 1", 1.0, 2.0),
+    ]

@@ -7,6 +7,7 @@ guess = predict("messages", 64)                  asks for a number and waits; gu
 with expect(DeadlockError): ...                  requires that exception and prints its message
 picture("lanes", world, "minidist train --dp 4")         shows a picture of a run, with the command that draws it
 small_job(dp=3, zero=2)                          the settings of a job on a small GPT
+with marked_step(comm, 0): ...                   marks a step in the trace, so that `only_steps` finds it
 with memory_of(comm) as account: ...             counts the bytes that are alive, for the picture "memory"
 python -m minidist.course.lesson.build 04 --check       is the committed notebook still what its source makes?
 
@@ -19,7 +20,7 @@ from minidist.course.lesson.checker import Result, check, examine
 from minidist.course.lesson.exercise import names
 from minidist.course.lesson.expect import expect
 from minidist.course.lesson.prediction import predict
-from minidist.course.lesson.setting import memory_of, picture, small_job
+from minidist.course.lesson.setting import marked_step, memory_of, picture, small_job
 from minidist.course.lesson.solutions import reveal, solution
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "check",
     "examine",
     "expect",
+    "marked_step",
     "memory_of",
     "names",
     "picture",

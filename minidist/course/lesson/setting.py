@@ -3,6 +3,7 @@
     picture("lanes", world, "part 3 of lesson 11", name="ZeRO 1")                 drawn from the run of `world`
     SimWorld(3).run(train, small_job(dp=3, zero=2, steps=2))                      a small GPT
     with memory_of(comm) as account: ...                                          bytes alive, kept for a picture
+    with marked_step(comm, 0): ...                                                a step that `only_steps` finds
 
 Proved by: tests/lesson/test_setting.py
 """
@@ -52,3 +53,13 @@ def memory_of(comm: "Comm") -> "Iterator[MemoryAccount]":
     with account_memory(timeline=True) as account:
         yield account
     comm.trace.memory = [(0.0, live) for live in account.history()]
+
+
+@contextmanager
+def marked_step(comm: "Comm", number: int) -> Iterator[None]:
+    """Mark what runs inside as step `number` in this rank's trace, as the trainer does."""
+    from minidist.base.traces import SpanEvent
+
+    began = comm.time()
+    yield
+    comm.trace.add_span(SpanEvent(comm.rank, "main", f"step {number}", began, comm.time(), "step"))
