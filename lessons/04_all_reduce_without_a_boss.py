@@ -66,8 +66,8 @@ network = LinkModel(alpha=1e-6, beta=1e-10, overhead=0.25e-6)  # latency, second
 world = SimWorld(4, links=network)
 world.run(summed, 12, "ring")
 command = (
-    "minidist run mpi_examples/1_messages/ring_all_reduce.py --algorithm {} --elements 12 --ranks 4 "
-    "--trace t.jsonl; minidist report t.jsonl --picture {}"
+    "minidist run mpi_examples/1_messages/ring_all_reduce.py --algorithm {} --elements 12 "
+    "--ranks 4 --trace t.jsonl; minidist report t.jsonl --picture {}"
 )
 picture("space-time", world, command.format("ring", "space-time"), name="ring of 4")
 

@@ -79,7 +79,7 @@ for largest, what in ((False, "the whole gradient"), (True, "the largest 1 %")):
 # %% [markdown]
 # ## 4 The code
 #
-# Of one element in a hundred a place is sent with each value. Another method sends of *every* element
+# Of one element in a hundred a place is sent with each value. Another method sends of every element
 # only its sign, one bit, and one length for all: a 32nd of float32. A ring cannot add up signs as it
 # passes them on, because the sum of three signs is not a sign. So every rank sends its signs to every
 # other rank.
@@ -153,9 +153,8 @@ for n in (4, 64):
     signs.run(lambda comm: sum_of_signs(comm, gradient, 0 * gradient))
     sent = [sum(m.nbytes for m in world.traces[0].sent()) for world in (ring, signs)]
     ratio = sent[0] / sent[1]
-    print(
-        f"{n:2} ranks: {sent[0]:,} B and {sent[1]:,} B, {ratio:.2f} times fewer; 64/n = {64 / n:.0f}"
-    )
+    print(f"{n:2} ranks: {sent[0]:,} B and {sent[1]:,} B, {ratio:.2f} times fewer", end="; ")
+    print(f"64/n = {64 / n:.0f}")
     assert abs(ratio / (64 / n) - 1) < 0.1
 
 # %% [markdown]
