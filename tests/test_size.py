@@ -20,7 +20,7 @@ LINES = {
     "comm": 6_697,
     "commands": 5_544,
     "course": 12_884,
-    "core": 9_807,
+    "core": 9_809,
     "data": 1_632,
     "debug": 9_949,
     "job": 8_745,
