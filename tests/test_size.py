@@ -20,7 +20,7 @@ LINES = {
     "comm": 6_697,
     "commands": 5_544,
     "course": 13_207,
-    "core": 9_814,
+    "core": 9_810,
     "data": 1_632,
     "debug": 9_949,
     "job": 8_746,
