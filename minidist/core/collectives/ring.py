@@ -21,7 +21,7 @@ import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, cut
-from minidist.core.base.watchers import track
+from minidist.core.base.watchers import track, watchers
 from minidist.core.collectives.calls import accumulate, algorithm, divide
 from minidist.core.comm.communicator import PointToPoint
 
@@ -92,7 +92,9 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     n, rank = comm.size, comm.rank
     flat, sizes = array.reshape(-1), chunk_sizes(array.size, n)
     chunks = cut(flat, sizes)
-    arrived = track(xp.empty_like(flat, shape=(sizes[0],)), "communication")  # chunk 0 is a largest one
+    arrived = xp.empty_like(flat, shape=(sizes[0],))  # chunk 0 is a largest one
+    for watcher in watchers.get():
+        watcher.allocated(arrived, "communication")
 
     # Reduce-scatter: steps 1 to n-1 of the picture. Afterwards chunk r of rank r is complete.
     for step in range(1, n):

@@ -227,7 +227,7 @@ def test_a_deadlock_in_a_stream_names_the_collective_and_its_line():
 @each("many", [256, 1000])
 def test_a_thousand_ranks_wait_for_each_other(many, monkeypatch):
     """A rank that waits switches to the next one, and starts none: no stack lies on top of another."""
-    monkeypatch.setattr("minidist.core.comm.sim.world.MANY", many)
+    monkeypatch.setattr("minidist.core.comm.sim.world.Sim.many", many)
     SimWorld(1000, checks=False, record=False).run(lambda comm: comm.barrier())
 
 
@@ -899,7 +899,7 @@ def test_times_and_results_do_not_depend_on_the_schedule(program_seed, ranks, ea
     for seed in schedules:
         assert run(ShuffledWorld(ranks, seed, eager_bytes=eager_bytes, links=links)) == expected
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("minidist.core.comm.sim.world.MANY", 0)
+        patch.setattr("minidist.core.comm.sim.world.Sim.many", 0)
         assert run(SimWorld(ranks, eager_bytes=eager_bytes, links=links)) == expected
 
 
@@ -919,7 +919,7 @@ def test_the_newest_stream_of_many_ranks_runs_first(many, order, monkeypatch):
             comm.send(np.zeros(1), 3)
 
     ran = []
-    monkeypatch.setattr("minidist.core.comm.sim.world.MANY", many)
+    monkeypatch.setattr("minidist.core.comm.sim.world.Sim.many", many)
     SimWorld(4).run(program)
     assert ran == order
 

@@ -27,8 +27,6 @@ from minidist.core.base.fibers import DIRECT, FiberExit, current, spawn, throw
 from minidist.core.comm.communicator import Comm, PointToPoint, Request, Work
 from minidist.core.comm.sim.matching import LinkModel, Matching, SimState, Stream
 
-MANY = 256  # ranks whose data are about a second-level cache
-
 
 class Sim:
     """`ranks` virtual ranks that run one function. links: the alpha-beta cost model.
@@ -39,6 +37,7 @@ class Sim:
 
     comm_class: type[Comm] = Comm  # what a rank gets
     state_class: type[SimState] = SimState
+    many = 256  # ranks whose data do not fit into the caches together
     folds = False  # whether one rank stands for many: see `FoldedWorld`
     state: SimState  # of the run, or of the last one
     matching: Matching
@@ -98,7 +97,7 @@ class Sim:
         # Round after round: every stream that is ready runs until it blocks.
         state, ready = self.state, self.state.ready
         self.direct = DIRECT and type(ready) is deque  # another queue has another order
-        self.next = -1 if self.size > MANY else 0  # the data of the newest stream are in the caches, of many not all
+        self.next = -1 if self.size > self.many else 0  # the newest stream, whose data are there, or the oldest
         while True:
             while ready:
                 state.running = stream = ready.popleft()
