@@ -16,7 +16,7 @@ PACKAGE = Path(minidist.__file__).parent
 # Lines of each folder, docstrings included.
 LINES = {
     "base": 4_192,
-    "collectives": 3_919,
+    "collectives": 3_937,
     "comm": 6_697,
     "commands": 5_544,
     "course": 13_207,
