@@ -138,7 +138,9 @@ class PointToPoint:
     def waitall(self, requests: Sequence[Request]) -> None:
         """Wait for each request, in the order given."""
         for request in requests:
-            self.wait(request)
+            if not request.finished:
+                self.world.wait(request)
+                request.finished = True
 
     def send(self, array: np.ndarray, dest: int, tag: int | None = None) -> None:
         """Send; block until the buffer may be used again: at once, or when the receiver arrives. Rely on neither."""
