@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_913,
     "comm": 6_697,
     "commands": 5_544,
-    "course": 12_984,
+    "course": 13_207,
     "core": 9_809,
     "data": 1_632,
     "debug": 9_949,
