@@ -305,5 +305,5 @@ spent("14")
 # within the fastest links of a node. Between two layers less would have to travel.
 #
 # Next: [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb). Side rooms: [14b Sequence
-# and vocabulary parallel](14b_sequence_and_vocabulary.ipynb), [14c Experts](14c_experts.ipynb). All
-# of them are in the [index](README.md).
+# parallel](14b_sequence_and_vocabulary.ipynb), [14c Experts](14c_experts.ipynb). All of them are in the
+# [index](README.md).

@@ -14,12 +14,12 @@
 # ## 1 The case
 #
 # Four ranks train a model of eight layers, eight micro-batches per step. In 1F1B rank 0 has layers
-# 0 and 1 as one stage, and keeps four micro-batches alive on it, which are eight *half stages*. Megatron-LM
+# 0 and 1 as one stage, and keeps four micro-batches alive on it, which are eight half stages. Megatron-LM
 # cuts stages in half and puts them on the ranks in a loop, so that rank 0 has layers 0 and 4. Ranks wait
 # half as long, but eleven half stages are alive on rank 0, more than before.
 #
 # Put them in a **V** instead: rank r has layers r and 7 - r. The second half of the model goes back up, and
-# rank 0 has the last layer and the loss. Can such a schedule, *V-Half*, also keep less than 1F1B?
+# rank 0 has the last layer and the loss. Can such a schedule, V-Half, also keep less than 1F1B?
 #
 # F, I and W of a half stage take 1 unit each, so a rank computes 6 units for a micro-batch. On rank 0 of
 # V-Half the activations of the stage on the way down live for 32 units, from F to W, and those on the way up
