@@ -16,11 +16,11 @@ PACKAGE = Path(minidist.__file__).parent
 # Lines of each folder, docstrings included.
 LINES = {
     "base": 4_192,
-    "collectives": 3_919,
+    "collectives": 3_937,
     "comm": 6_697,
     "commands": 5_544,
     "course": 13_253,
-    "core": 9_814,
+    "core": 9_812,
     "data": 1_632,
     "debug": 9_949,
     "job": 8_746,
