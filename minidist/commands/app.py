@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from minidist import __version__
 from minidist.base.errors import MAX_QUOTED, MinidistError, UsageError, quoted, quoted_path, reason
 from minidist.base.interrupts import EXIT_CODE, ignore_more, interrupted
-from minidist.commands.command import Exit, arguments_of, parameters_of, say
+from minidist.commands.command import Exit, arguments_of, check_words, parameters_of, say
 from minidist.commands.listing import listing, width_without_colours
 
 ABOUT = "Distributed training that you can read, run on a laptop, and check."
@@ -167,6 +167,8 @@ def run_words(words: Sequence[str]) -> int:
         if command is not None and words[0] in COMMANDS and (own := in_own_words(words, command)) != list(words):
             sys.argv[1:] = own
             return run_words(own)
+        if command is not None:
+            check_words(command, words[names:], words[0] in FIRST_ENDS)
         from minidist.commands.typer_help import read
 
         first = first_word(words)
