@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path
 from minidist.base.interrupts import EXIT_CODE, interrupted
 from minidist.base.limits import check_ranks
-from minidist.base.process import tune_process
+from minidist.base.process import end_if_nobody_reads, flush_at_the_end, tune_process
 from minidist.comm.launched import launched_size
 from minidist.comm.program_lines import lines_of
 
@@ -59,6 +59,7 @@ def launch(
     if flags.traceback:
         os.environ["MINIDIST_TRACEBACK"] = "1"
 
+    flush_at_the_end()
     # One report for each kind of end; a traceback only for errors that are not ours.
     try:
         for word in rest:
@@ -85,10 +86,12 @@ def launch(
         from minidist.comm.mpi.start import refuse
 
         refuse("minidist: " + "\n  ".join(lines_of(error)), error.exit_code)
-    except Exception:
+    except Exception as error:
         from minidist.comm.tracebacks import print_at_the_end
 
-        print_at_the_end()
+        if isinstance(error, BrokenPipeError):
+            end_if_nobody_reads()
+        print_at_the_end(error)
         raise
 
 

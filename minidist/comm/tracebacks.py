@@ -33,7 +33,16 @@ def print_exception(_: type[BaseException], error: BaseException, __: TracebackT
     print(traceback_of(error), end="", file=sys.stderr)
 
 
-def print_at_the_end() -> None:
-    """Let Python print an exception that nobody catches by `print_exception`, unless the program has another way."""
+class _Hook:
+    """Puts Python's own way to print an exception back when the exception that has this attribute is gone."""
+
+    def __del__(self) -> None:
+        if sys.excepthook is print_exception:
+            sys.excepthook = sys.__excepthook__
+
+
+def print_at_the_end(error: BaseException) -> None:
+    """Let Python print this exception by `print_exception` if nobody catches it, unless the program has another way."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = print_exception
+        error.minidist_hook = _Hook()  # type: ignore[attr-defined]

@@ -77,6 +77,37 @@ def test_an_exception_of_a_script_that_run_runs_has_the_scripts_lines_only(folde
     assert "runpy" not in answer.stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no pipe of POSIX")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", [(), ("-m", "minidist", "run"), ("-m", "minidist", "mpi", "--ranks", "2")])
+def test_a_reader_that_has_gone_ends_a_program_without_a_word(folder, command, unbuffered):
+    """As in `python hello.py | head`, where `head` may end before the first line."""
+    (folder / "hello.py").write_text(
+        "from mpi4py import MPI\n\nprint('rank', MPI.COMM_WORLD.rank)\n"
+        if "mpi" in command
+        else "from minidist import launch\n\nlaunch(lambda comm: print('rank', comm.rank), ranks=2)\n"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    program = [sys.executable, *command, "hello.py"]
+    ended = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, cwd=folder, env=environment, text=True)
+    os.close(writer)
+    assert ended.stderr == ""
+
+
+def test_a_launch_that_fails_leaves_pythons_own_way_to_print_an_exception(folder):
+    (folder / "caught.py").write_text(
+        "import sys\nfrom minidist import launch\n\n"
+        "try:\n    launch(lambda comm: {}[comm.rank], ranks=2)\nexcept KeyError:\n    pass\n"
+        "print(sys.excepthook is sys.__excepthook__)\nlaunch(lambda comm: {}[comm.rank], ranks=2)\n"
+    )
+    answer = run(folder, sys.executable, "caught.py")
+    assert answer.stdout == "True\n"
+    assert "KeyError: 0" in answer.stderr
+    assert "minidist/" not in answer.stderr
+
+
 def test_a_line_of_an_installed_package_is_not_the_users():
     assert call_site._classify("/home/a/.local/lib/python3.11/site-packages/typer/main.py") == call_site._OTHER
     assert call_site._classify("/home/a/packages/main.py") == call_site._USER

@@ -52,6 +52,7 @@ class SimWorld(FindsLines, Sim):
 
     `run(main, *arguments)` calls `main(comm, *arguments)` on every rank and returns the list of results. An exception
     on any rank ends the run and is raised here, with a note naming the rank. A killed rank's result is None.
+    Ranks share the global variables of the process: one that writes to a global array changes it for all others.
     """
 
     kind = "simulated"
