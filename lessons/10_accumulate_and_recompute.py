@@ -33,20 +33,19 @@
 # Count arrays for k = 1 and for k = 16 first.
 
 # %%
-from minidist.course.lesson import check, picture, predict, reveal, solution
+from minidist.course.lesson import check, memory_of, picture, predict, reveal, solution
 
 segments_guess = predict("segments with the lowest peak", example=16)
 arithmetic = predict("arithmetic of a step, over that without recomputation", example=1.5)
 
 # %%
+from copy import deepcopy
 from itertools import pairwise
 
 import numpy as np
 
-from minidist import MLP, FlatParameters, FlopCounter, SimWorld, Tensor, cross_entropy
+from minidist import MLP, FlatParameters, Module, SimWorld, Tensor, cross_entropy
 from minidist.base.coordinates import batch_coordinates
-from minidist.base.memory import account_memory
-from minidist.core.base.watchers import track
 from minidist.course.story import story
 from minidist.nn import Dropout, checkpoint
 
@@ -67,7 +66,7 @@ rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 
 
 # %%
-def network(p):
+def network(p=0.0):
     """The model and its flat parameters; p: the share that each layer's dropout sets to zero."""
     model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float64)
     model.drop, flat = Dropout(p), FlatParameters(model.parameters())
@@ -88,24 +87,22 @@ def pieces(model, lengths):
 
 # %% [markdown]
 # One forward and backward, with segments (their lengths; None: no recomputation) or micro-batches.
-# `checkpoint(piece, x)` is the recomputation; part 4 shows it by hand:
+# `checkpoint(piece, x)` is the recomputation; part 4 shows it by hand. `memory_of(comm)` counts the bytes that are
+# alive, as `account_memory` does in lesson 02, and keeps them for the picture:
 
 
 # %%
 def step(comm, segments=None, micro_batches=1, p=0.0):
-    """Returns gradient, account and counter."""
-    account, counter = account_memory(timeline=True), FlopCounter()
-    with account as account, counter, batch_coordinates(seed=1):
+    """Returns the gradient and the peak of the activations, in outputs of a layer."""
+    with memory_of(comm) as account, batch_coordinates(seed=1):  # the seed of all dropouts
         model, flat = network(p)
         for part in np.array_split(np.arange(ROWS), micro_batches):
-            x = Tensor(track(rows[part], "input"))
+            x = Tensor(rows[part])
             for piece in pieces(model, segments or [LAYERS]):
                 x = checkpoint(piece, x) if segments else piece(x)
-            loss = cross_entropy(x, targets[part], divisor=ROWS)
-            loss.backward()
-            del x, loss
-    comm.trace.memory = [(0.0, live) for live in account.history()]
-    return flat.grad, account, counter
+            cross_entropy(x, targets[part], divisor=ROWS).backward()
+            del x
+    return flat.grad, account.peak_by_purpose["activation"] / UNIT
 
 
 # %% [markdown]
@@ -178,60 +175,64 @@ assert same
 
 # %%
 def layers_at_peak(**plan):
-    ((_, account, counter),) = SimWorld(1).run(step, **plan)
-    return account.peak_by_purpose["activation"] / UNIT, counter.totals["forward"][0]
+    return SimWorld(1).run(step, **plan)[0][1]
 
 
-plain, once = layers_at_peak()
-print(f"no segments: {plain:.0f} layers; L + 1 = {LAYERS + 1}")
+print(f"no segments: {layers_at_peak():.0f} layers; L + 1 = {LAYERS + 1}")
 peaks = {}
 for k in (1, 2, 4, 8, 16):
-    peaks[k], flops = layers_at_peak(segments=[LAYERS // k] * k)
-    form = k + LAYERS // k + 1
-    print(f"k = {k:2}: {peaks[k]:2.0f} layers; k + L/k + 1 = {form:2}; {flops / once:.0f} forwards")
-    assert round(peaks[k]) == form
+    peaks[k] = layers_at_peak(segments=[LAYERS // k] * k)
+    formula = k + LAYERS // k + 1
+    print(f"k = {k:2}: {peaks[k]:2.0f} layers; k + L/k + 1 = {formula:2}")
+    assert round(peaks[k]) == formula
 segments_guess.judge(min(peaks, key=peaks.get))
 
 # %% [markdown]
-# Of equal segments, the square root of L has the fewest arrays alive, here 4. The last column gives the second
-# answer: there are two forwards instead of one. With a backward of twice the arithmetic of a forward a step
-# is 2 + 2 in place of 1 + 2:
+# Of equal segments, the square root of L has the fewest arrays alive, here 4. (Segments of unequal lengths, and
+# segments inside segments, need fewer still: `--recompute budget:BYTES` in part 9.)
+#
+# And with micro-batches:
 
 # %%
-arithmetic.judge((flops / once + 2) / 3, within=0.05)
 for m in (2, 4):
-    peak = layers_at_peak(micro_batches=m)[0]
+    peak = layers_at_peak(micro_batches=m)
     print(f"{m} micro-batches: {peak:.2f} layers; (L + 1) / m = {(LAYERS + 1) / m:.2f}")
     assert abs(peak - (LAYERS + 1) / m) < 0.01
 
 # %% [markdown]
-# Must segments be equal? Backward frees the input of a segment as soon as it has passed the segment. So when
-# the last segment runs again, all inputs are still there, and when the first one does, nearly none:
+# The arithmetic, counted by a module that does nothing but note that a layer has run. Forward runs twice instead of
+# once, so a step whose backward has twice the work of a forward is 2 + 2 in place of 1 + 2:
+
 
 # %%
-for lengths in ([4, 4, 4, 4], [6, 5, 3, 2]):
-    peak, flops = layers_at_peak(segments=lengths)
-    print(f"segments of {lengths} layers: {peak:.0f} layers; {flops / once:.0f} forwards")
-assert round(peak) == 7
+class Noting(Module):
+    def forward(self, x):
+        ran.append("layer")
+        return x
+
+
+forwards = {}
+for segments in (1, 4):
+    (model, _), x, ran = network(), Tensor(rows), []
+    model.drop = Noting()
+    for piece in pieces(model, [LAYERS // segments] * segments):
+        x = checkpoint(piece, x) if segments > 1 else piece(x)
+    cross_entropy(x, targets).backward()
+    forwards[segments] = len(ran) / LAYERS
+print(f"forwards: {forwards[1]:g} without recomputation, {forwards[4]:g} with four segments")
+arithmetic.judge((forwards[4] + 2) / (forwards[1] + 2), within=0.05)
 
 # %% [markdown]
-# Shorter segments towards the end need less, for the same two forwards: about √(2L) in place of 2 √L. With
-# much less memory layers must run more than twice. The plan that needs the least has segments inside segments
-# (Griewank and Walther's *revolve*; `--recompute budget:BYTES` in part 9).
-#
 # Does it change a number? With dropout, which must fall on the same elements when a segment runs again:
 
 # %%
-((single, _, _),) = SimWorld(1).run(step, p=0.1)
-((recomputed, _, _),) = SimWorld(1).run(step, p=0.1, segments=[4, 4, 4, 4])
-off = np.abs(recomputed - single).max()
+single, recomputed = (SimWorld(1).run(step, p=0.1, segments=s)[0][0] for s in (None, [4] * 4))
+whole, parts = (SimWorld(1).run(step, micro_batches=m)[0][0] for m in (1, 4))
+off, off_parts = np.abs(recomputed - single).max(), np.abs(parts - whole).max()
 print(f"4 segments with dropout: max |g_recomputed - g_single| = {off}")
+print(f"4 micro-batches:         max |g_accumulated - g_single| = {off_parts:.1e}")
 assert off == 0
-((whole, _, _),) = SimWorld(1).run(step)
-((parts, _, _),) = SimWorld(1).run(step, micro_batches=4)
-off = np.abs(parts - whole).max()
-print(f"4 micro-batches:         max |g_accumulated - g_single| = {off:.1e}")
-assert off < 1e-12
+assert off_parts < 1e-12
 
 # %% [markdown]
 # Recomputation gives the same bits: the same operations in the same order. Accumulation adds in
@@ -249,10 +250,8 @@ assert off < 1e-12
 # Recompute a dropout that draws from a common generator. When a layer runs again it draws other masks than
 # in forward. The loss is that of forward, and right; the gradient belongs to another network:
 
+
 # %%
-from minidist import Module
-
-
 class CarelessDropout(Module):
     def __init__(self):
         self.generator = np.random.default_rng(7)
@@ -262,7 +261,7 @@ class CarelessDropout(Module):
 
 
 def careless(recompute):
-    (model, flat), x = network(0), Tensor(rows)
+    (model, flat), x = network(), Tensor(rows)
     model.drop = CarelessDropout()
     for piece in pieces(model, [1] * LAYERS):
         x = checkpoint(piece, x) if recompute else piece(x)
@@ -284,8 +283,16 @@ assert off > 0.01
 
 # %% [markdown]
 # minidist's dropout cannot do that: its draws depend on (seed, step, module, call, sample), and
-# `checkpoint` repeats the count of calls.
-#
+# `checkpoint` repeats the count of calls. Where a generator has to be shared, keep a copy of it as it was before
+# forward, and draw from the copy when the layer runs again:
+
+# %%
+generator = np.random.default_rng(7)
+before = deepcopy(generator)
+print(f"forward draws {generator.integers(0, 10, 5)}, and then {generator.integers(0, 10, 5)}")
+print(f"the copy draws {before.integers(0, 10, 5)}")
+
+# %% [markdown]
 # The typical mistake of accumulation: each micro-batch divides by its own rows. Four means are added, and
 # the gradient is four times too large:
 
@@ -301,27 +308,13 @@ print(f"divided by its own rows, the gradient is {ratios[1] / ratios[0]:.0f} tim
 assert round(ratios[1] / ratios[0]) == 4
 
 # %% [markdown]
-# ## 7 Exercise: segments under a budget, and a replay
+# ## 7 Exercise: a replay that draws the same mask
 #
-# First: cut layers that are not equal. Layer i saves `saved[i]` bytes, and a segment keeps an input of
-# `boundary` bytes. As in k + L/k, what counts is `k * boundary + (the most that one segment saves)`; that
-# inputs are freed on the way is left out. Return the numbers of layers of the segments, as few segments as
-# possible, so that this is at most `budget`; None when that is impossible. Judged: right cut.
-
-
-# %%
-def pick_segments(saved, boundary, budget):
-    count = max(1, round(len(saved) ** 0.5))
-    return [len(part) for part in np.array_split(saved, count)]
-
-
-check("10.pick_segments", pick_segments)
-
-# %% [markdown]
-# Second: `segment.forward(x, rng)` draws a mask from the generator `rng`; `segment.gradient(x, g,
-# rng)` runs forward again and turns the gradient g of the output into that of x. Return y and a
-# function `backward(g)`. All draws after it must be those of a run without recomputation. Judged: right output,
-# right gradients (backward is called twice), right later draws.
+# `segment.forward(x, rng)` draws a mask from the generator `rng` and returns the output y.
+# `segment.gradient(x, g, rng)` runs forward again, so it draws again, and turns the gradient g of the output into
+# that of x. Return y and a function `backward(g)` that returns the gradient of x. Backward may run more than once,
+# and what others draw from `rng` later must be what they would draw without recomputation. Judged: right output,
+# right gradients (`backward` is called twice), right later draws.
 
 
 # %%
@@ -333,9 +326,8 @@ def recompute(segment, x, rng):
 check("10.recompute", recompute)
 
 # %%
-for name in ("10.pick_segments", "10.recompute"):
-    reveal(name)
-    check(name, solution(name))
+reveal("10.recompute")
+check("10.recompute", solution("10.recompute"))
 
 # %% [markdown]
 # ## 8 Takeaway

@@ -29,7 +29,7 @@
 # 1 means: as much as in data parallelism. Think of what an all-reduce consists of (lesson 04).
 
 # %%
-from minidist.course.lesson import check, picture, predict, reveal, solution
+from minidist.course.lesson import check, predict, reveal, solution
 
 state_guess = predict("optimizer state of a rank, over data parallelism's", example=1.0)
 bytes_guess = predict("bytes that a rank sends, over data parallelism's", example=1.5)
@@ -67,11 +67,11 @@ from minidist.report.zero_bars import zero_bars
 # What one rank of 8 holds of the 7.5 billion parameters. Stage 3 is lesson 12.
 
 # %%
-bars = zero_bars(
+figure = zero_bars(
     model_states(7_500_000_000, 8),
     command="minidist memory --params 7.5e9 --dp 8 --format svg -o zero.svg",
 )
-show(bars)
+show(figure)
 
 # %% [markdown]
 # The messages of one step on 4 ranks, with 8 weights in place of a model: the gradients are reduced
@@ -94,27 +94,28 @@ show(report.step(one_step, 4), "ZeRO 1: 8 gradients become 8 weights, each updat
 # ## 4 The code
 #
 # Where data parallelism calls `all_reduce`, a reduce-scatter of the gradients and a gather of the
-# parameters do half of it each. Several steps with momentum, the optimizer's state of this toy, for a
-# number of parameters that n divides:
+# parameters do half of it each. Several steps with momentum, the optimizer's state of this toy. Zeros
+# are added at the end until all shards are equal (padding):
 
 
 # %%
 def toy_zero(comm, weights, gradients, lr=0.1):
-    own = np.split(weights.copy(), comm.size)[comm.rank]
+    padding = np.zeros(-weights.size % comm.size)
+    own = np.split(np.concatenate([weights, padding]), comm.size)[comm.rank]
     momentum = np.zeros_like(own)  # 1/n of the optimizer's state
     for gradient in gradients[comm.rank]:
-        momentum = 0.9 * momentum + reduce_scatter(comm, gradient)
+        momentum = 0.9 * momentum + reduce_scatter(comm, np.concatenate([gradient, padding]))
         own -= lr * momentum
-        weights = all_gather(comm, own)
-    return weights
+        whole = all_gather(comm, own)
+    return whole[: weights.size]
 
 
 # %% [markdown]
-# Three steps on four ranks, and the same on one device, with the sums of their gradients:
+# Three steps of ten weights on four ranks, and the same on one device, with the sums of their gradients:
 
 # %%
-start, each = np.arange(8.0), np.random.default_rng(0).normal(size=(4, 3, 8))  # ranks, steps, 8
-single, momentum = start.copy(), np.zeros(8)
+start, each = np.arange(10.0), np.random.default_rng(0).normal(size=(4, 3, 10))  # ranks, steps
+single, momentum = start.copy(), np.zeros(10)
 for gradient in each.sum(axis=0):
     momentum = 0.9 * momentum + gradient
     single -= 0.1 * momentum
@@ -155,40 +156,25 @@ def prepared(comm, model, stage):
 
 # %% [markdown]
 # The training is the same for all stages. The seed is another one on each rank, so rank 0's weights are
-# sent to all others before the first step:
+# sent to all others before the first step. (`account_memory` counts the bytes that are alive, lesson 02.)
 
 # %%
-from minidist import FlopCounter, LinkModel
 from minidist.base.memory import account_memory
 
 
 def train(comm, stage, steps=3, dtype=np.float32):
     """Returns weights, and the live bytes by purpose after the last step."""
     mine = slice(comm.rank * 24 // comm.size, (comm.rank + 1) * 24 // comm.size)
-    with account_memory() as account, FlopCounter() as counter:
+    with account_memory() as account:
         model = MLP([64, 256, 256, 10], dtype=dtype, seed=comm.rank)
         flat, forward, optimizer, zero_grad = prepared(comm, model, stage)
         for _ in range(steps):
             zero_grad()
             outputs = forward(Tensor(rows[mine].astype(dtype)))
-            loss = cross_entropy(outputs, targets[mine], divisor=24)
-            comm.compute(counter.take(), name="forward")
-            loss.backward()
-            comm.compute(counter.take(), name="backward")
+            cross_entropy(outputs, targets[mine], divisor=24).backward()
             optimizer.step()
     return flat.data[: flat.numel].copy(), dict(account.by_purpose)
 
-
-# %% [markdown]
-# One step of stage 1 on two ranks. First rank 0's weights travel, after 16 B that say what comes. In
-# backward the gradients go to their owners, in a stream that runs while the rank computes: the rows
-# "its stream". A bucket whose elements all belong to one rank sends 0 B to the other. Then each rank steps its
-# half, and the parameters are gathered:
-
-# %%
-world = SimWorld(2, links=LinkModel(alpha=2e-5, beta=2e-9, flops=2e9, memory_bandwidth=4e9))
-world.run(train, stage=1, steps=1)
-picture("space-time", world, "part 5 of lesson 11", name="a step of ZeRO 1")
 
 # %% [markdown]
 # Bytes alive on rank 0 of 4 between two steps, and bytes that it has sent in one:
@@ -248,16 +234,22 @@ from contextlib import nullcontext
 
 
 def accumulated(comm, stage):
+    """One step whose gradient is that of four micro-batches of one row each."""
     model = MLP([64, 256, 256, 10])
     zero = ZeroOptimizer(model, Adam, comm=comm, stage=stage, reduction="sum")
     for row in range(4 * comm.rank, 4 * comm.rank + 4):
-        waits = stage == 1 and row % 4 < 3
-        with zero.no_sync() if waits else nullcontext():
+        is_last = row % 4 == 3
+        with zero.no_sync() if stage == 1 and not is_last else nullcontext():
             outputs = model(Tensor(rows[row : row + 1].astype(np.float32)))
             cross_entropy(outputs, targets[row : row + 1], divisor=16).backward()
     zero.step()
 
 
+# %% [markdown]
+# With k micro-batches stage 2 sends k reduce-scatters and one gather, where stage 1 sends one of each, so (k + 1) / 2
+# times as much:
+
+# %%
 total = {}
 for stage in (1, 2):
     world = SimWorld(4)
@@ -265,7 +257,8 @@ for stage in (1, 2):
     purposes = world.traces[0].bytes_by_purpose()
     total[stage] = purposes["gradient_reduce"] + purposes["parameter_gather"]
     print(f"4 micro-batches, stage {stage}: {total[stage]:,} B")
-assert total[2] == 5 * total[1] // 2  # k + 1 over 2
+print(f"stage 2 sends {total[2] / total[1]:g} times as much as stage 1")
+assert total[2] == 5 * total[1] // 2
 
 # %% [markdown]
 # ## 6 Break it

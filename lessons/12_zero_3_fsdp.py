@@ -30,7 +30,7 @@
 # Count gathers and reduce-scatters; each sends (n-1)/n of a layer from a rank.
 
 # %%
-from minidist.course.lesson import check, picture, predict, reveal, solution
+from minidist.course.lesson import check, marked_step, memory_of, picture, predict, reveal, solution
 
 traffic_guess = predict("numbers that a rank sends in a step, over (n-1)/n Ψ", example=2)
 layers_guess = predict("whole layers at the peak, with one layer gathered ahead", example=1)
@@ -39,12 +39,15 @@ layers_guess = predict("whole layers at the peak, with one layer gathered ahead"
 import numpy as np
 
 from minidist import MLP, Adam, FlopCounter, LinkModel, SimWorld, Tensor, cross_entropy
-from minidist.base.memory import account_memory
 from minidist.base.trace_file import only_steps
-from minidist.base.traces import SpanEvent
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.course.story import spent, story
 from minidist.report import show, step
+
+LAYERS, WIDTH, RANKS, ROWS = 8, 128, 4, 256
+LAYER = 4 * WIDTH * WIDTH  # bytes
+rng = np.random.default_rng(0)
+rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -74,7 +77,7 @@ show(step(one_layer, 4), "A layer of 8 weights is gathered from 4 shards.")
 # %%
 def forward_only(comm):
     for _ in range(4):
-        all_gather(comm, np.ones(65_536 // 4 // 4, np.float32), algorithm="ring")
+        all_gather(comm, np.ones(LAYER // 4 // 4, np.float32), algorithm="ring")
         comm.compute(seconds=70e-6, name="forward")
 
 
@@ -123,65 +126,66 @@ print("the shards of two ranks together are one rank's gradient, twice:", same)
 assert same
 
 # %% [markdown]
+# How does a gather run while a layer computes? With `async_op=True` it is only started, and runs in a stream.
+# `wait()` returns the weights when they have arrived:
+
+
+# %%
+def one_layer_ahead(comm):
+    started = all_gather(comm, np.ones(LAYER // 4 // 4, np.float32), async_op=True)
+    comm.compute(seconds=70e-6, name="the layer before")
+    return started.wait().nbytes
+
+
+world = SimWorld(4, links=links)
+nbytes, *_ = world.run(one_layer_ahead)
+print(f"a gather of {nbytes:,} B, and 70 µs of computing: {world.end_time * 1e6:.1f} µs")
+
+# %% [markdown]
 # In the library a *unit* is the parameters of one layer in one flat array. `fully_shard` makes one, and from
 # then on a rank keeps its shard; the unit gathers and reduces by itself, in streams, so that gathers overlap
 # with computing ([fsdp.py](../minidist/core/parallel/fsdp.py), `start_gather`, `finish_gather`,
-# `release` and `start_reduce`). The network of the case:
+# `release` and `start_reduce`). The network of the case, sharded and for comparison with data parallelism:
 
 # %%
-from minidist import fully_shard, sharded_parameters, shards_of
-
-LAYERS, WIDTH, RANKS, ROWS = 8, 128, 4, 256
-LAYER = 4 * WIDTH * WIDTH  # bytes
-rng = np.random.default_rng(0)
-rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
+from minidist import DistributedDataParallel, fully_shard, sharded_parameters, shards_of
 
 
-def sharded(comm, dtype, *, prefetch=1, units=True):
-    """The model with its layers as units; units=False: the whole model is one unit."""
-    model = MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)
+def sharded(comm, model, *, prefetch=1, units=True):
+    """Make the layers units; units=False: the whole model is one unit."""
     options = {"mesh": comm, "prefetch": prefetch, "reduction": "sum"}
     for layer in model.layers if units else []:
         fully_shard(layer, **options)
-    return fully_shard(model, **options)
+    fully_shard(model, **options)
+    return model, Adam(sharded_parameters(model), lr=1e-3)
+
+
+def data_parallel(comm, model):
+    parallel = DistributedDataParallel(model, comm, reduction="sum")
+    return parallel, Adam(parallel.flat, lr=1e-3)
 
 
 # %% [markdown]
-# A step is an ordinary one, and so is the optimizer, which sees only this rank's shards:
+# The training is an ordinary one. The optimizer of a sharded model sees only this rank's shards. `memory_of` counts
+# the bytes that are alive, `FlopCounter` the operations, and `marked_step` marks a step in the trace, so that a
+# picture can show it alone:
 
 
 # %%
-def one_step(comm, model, optimizer, dtype):
+def train(comm, prepare, steps=3, dtype=np.float32, **options):
+    """Returns the model, the account, and what is alive between two steps."""
     mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
-    for shard in shards_of(model):
-        shard.zero_grad()
-    with FlopCounter() as counter:
-        x = Tensor(rows[mine].astype(dtype))
-        cross_entropy(model(x), targets[mine], divisor=ROWS).backward()
-        comm.compute(counter.take(), name="backward")
-        optimizer.step()
-
-
-# %% [markdown]
-# Each step leaves a mark in the trace, so that a picture can show one of them. At the end the shards are
-# gathered, for the comparison with one device:
-
-
-# %%
-def train(comm, steps=3, dtype=np.float32, **options):
-    """Returns weights, account and what is alive between two steps."""
-    with account_memory(timeline=True) as account:
-        model = sharded(comm, dtype, **options)
-        optimizer = Adam(sharded_parameters(model), lr=1e-3)
+    with memory_of(comm) as account, FlopCounter() as counter:
+        network = MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)
+        model, optimizer = prepare(comm, network, **options)
         for number in range(steps):
-            began = comm.time()
-            one_step(comm, model, optimizer, dtype)
-            mark = SpanEvent(comm.rank, "main", f"step {number}", began, comm.time(), "step")
-            comm.trace.add_span(mark)
-        held = dict(account.by_purpose)
-    comm.trace.memory = [(0.0, live) for live in account.history()]
-    layers = [all_gather(comm, s.data.copy())[: s.flat.numel] for s in shards_of(model)]
-    return np.concatenate(layers), account, held
+            with marked_step(comm, number):
+                model.zero_grad()
+                x = Tensor(rows[mine].astype(dtype))
+                cross_entropy(model(x), targets[mine], divisor=ROWS).backward()
+                comm.compute(counter.take(), name="backward")
+                optimizer.step()
+        return model, account, dict(account.by_purpose)
 
 
 # %% [markdown]
@@ -191,13 +195,13 @@ def train(comm, steps=3, dtype=np.float32, **options):
 # ahead. In the second picture the gathers lie below the computing that hides them:
 
 # %%
-runs = {}
+second, peak = {}, {}
 for prefetch in (0, 1, 2):
     world = SimWorld(RANKS, links=links)
-    (_, account, _), *_ = world.run(train, prefetch=prefetch)
-    runs[prefetch] = (only_steps(world.traces, 1, 2), account)
+    (_, account, _), *_ = world.run(train, sharded, prefetch=prefetch)
+    second[prefetch], peak[prefetch] = only_steps(world.traces, 1, 2), account.peak_by_purpose
 for prefetch in (0, 1):
-    picture("lanes", runs[prefetch][0], "part 5 of lesson 12", name=f"prefetch {prefetch}")
+    picture("lanes", second[prefetch], "part 5 of lesson 12", name=f"prefetch {prefetch}")
 
 # %% [markdown]
 # The time of that step, and the whole layers at the peak. The second layer ahead takes memory and gains
@@ -205,19 +209,16 @@ for prefetch in (0, 1):
 
 
 # %%
-def seconds(traces):
-    """The step, as in the pictures: from the first rank's start to the end on rank 0."""
+def microseconds(traces):
+    """As in the pictures: from the first rank's start to the end on rank 0."""
     began = min(span.start for trace in traces for span in trace.spans)
-    return max(span.end for span in traces[0].spans) - began
+    return 1e6 * (max(span.end for span in traces[0].spans) - began)
 
 
-peaks = {}
-for prefetch, (traces, account) in runs.items():
-    peaks[prefetch] = account.peak_by_purpose["unsharded"] // LAYER
-    print(
-        f"prefetch {prefetch}: {seconds(traces) * 1e6:,.0f} µs, {peaks[prefetch]} of 8 layers whole"
-    )
-layers_guess.judge(peaks[1])
+for prefetch, traces in second.items():
+    whole = peak[prefetch]["unsharded"] // LAYER
+    print(f"prefetch {prefetch}: {microseconds(traces):,.0f} µs, {whole} of 8 layers whole")
+layers_guess.judge(peak[1]["unsharded"] // LAYER)
 
 # %% [markdown]
 # The bytes that rank 0 sends in the step. Each layer is gathered twice, in forward and in backward, and its
@@ -225,61 +226,43 @@ layers_guess.judge(peaks[1])
 
 # %%
 psi = LAYERS * WIDTH * WIDTH
-sent = runs[1][0][0].bytes_by_purpose()
+sent = second[1][0].bytes_by_purpose()
 print(", ".join(f"{purpose} {nbytes:,} B" for purpose, nbytes in sent.items()))
 traffic_guess.judge(sum(sent.values()) / 4 / (psi * (RANKS - 1) / RANKS))
 
 # %% [markdown]
-# Memory of three steps, without sharding (above) and with it (below), on one scale. The dark band on top is
-# what is whole for a moment. This is the same network with data parallelism:
+# Memory of three steps, with data parallelism (above) and fully sharded (below), on one scale. The dark band on
+# top is what is whole for a moment, and grey are the arrays in which Adam computes. The states are parameters,
+# gradients and the optimizer's averages, between two steps:
 
 # %%
-from minidist import DistributedDataParallel, FlatParameters
-
-
-def data_parallel(comm, steps=3, dtype=np.float32):
-    mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
-    with account_memory(timeline=True) as account:
-        model = MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)
-        flat = FlatParameters(model.parameters())
-        parallel = DistributedDataParallel(model, comm, reduction="sum", flat=flat)
-        optimizer = Adam(flat, lr=1e-3)
-        for _ in range(steps):
-            flat.zero_grad()
-            x = Tensor(rows[mine].astype(dtype))
-            cross_entropy(parallel(x), targets[mine], divisor=ROWS).backward()
-            optimizer.step()
-        held = dict(account.by_purpose)
-    comm.trace.memory = [(0.0, live) for live in account.history()]
-    return flat.data, account, held
-
-
-# %% [markdown]
-# Both on four ranks. The states are parameters, gradients and the optimizer's averages, between two steps. At
-# the peak Adam also needs two arrays to work in, of a block of 65,536 elements at most:
-
-# %%
-first_ranks, peak = [], {}
-for title, program in (("data parallelism", data_parallel), ("fully sharded", train)):
+first_ranks, total = [], {}
+for name, prepare in (("data parallelism", data_parallel), ("fully sharded", sharded)):
     world = SimWorld(RANKS)
-    (_, account, held), *_ = world.run(program)
+    (_, account, held), *_ = world.run(train, prepare)
     first_ranks.append(world.traces[0])
-    peak[title] = account.peak
+    total[name] = account.peak
     states = sum(held[kind] for kind in ("parameter", "gradient", "optimizer"))
-    work = account.peak_by_purpose["workspace"]
-    print(f"{title}: states {states:,} B, {states / psi:g} B per parameter; ", end="")
-    print(f"peak {account.peak:,} B, work arrays up to {work:,} B")
+    print(f"{name}: states {states:,} B, {states / psi:g} B per parameter; peak {account.peak:,} B")
 title = "rank 0 of data parallelism, and rank 0 fully sharded"
 picture("memory", first_ranks, "part 5 of lesson 12", title=title)
 
 # %% [markdown]
-# And the training is the same:
+# And the training is the same. The shards of all ranks, put together, are the weights of one device:
+
 
 # %%
-(single, _, _), *_ = SimWorld(1).run(data_parallel, dtype=np.float64)
+def weights_of(models):
+    """One array, from the shards that the ranks have of each unit."""
+    units = zip(*map(shards_of, models), strict=True)
+    parts = [(np.concatenate([s.data for s in unit]), unit[0].flat.numel) for unit in units]
+    return np.concatenate([whole[:numel] for whole, numel in parts])
+
+
+((single, _, _),) = SimWorld(1).run(train, data_parallel, dtype=np.float64)
 for ranks, prefetch in ((2, 0), (3, 1), (4, 2)):
-    (weights, _, _), *_ = SimWorld(ranks).run(train, prefetch=prefetch, dtype=np.float64)
-    off = np.abs(weights - single).max()
+    results = SimWorld(ranks).run(train, sharded, prefetch=prefetch, dtype=np.float64)
+    off = np.abs(weights_of([model for model, _, _ in results]) - single.flat.data).max()
     print(f"{ranks} ranks, prefetch {prefetch}: max |w_parallel - w_single| = {off:.1e}")
     assert off < 1e-9
 
@@ -291,21 +274,20 @@ for ranks, prefetch in ((2, 0), (3, 1), (4, 2)):
 # ## 6 Break it
 #
 # Forget to mark the layers as units. Then the whole model is one unit: everything is gathered at once,
-# and at the peak all weights are whole, and all gradients beside the rank's quarter. It still trains, so
+# and at the peak all weights are whole, and all gradients in addition to the rank's quarter. It still trains, so
 # the mistake is easy to miss:
 
 # %%
 world = SimWorld(RANKS, links=links)
-(_, account, _), *_ = world.run(train, units=False)
-peak["one unit"] = account.peak
-runs["one unit"] = (only_steps(world.traces, 1, 2), account)
-for name, run in (("eight units", 1), ("one unit", "one unit")):
-    traces, account = runs[run]
-    gradients = account.peak_by_purpose["gradient"]
-    print(f"{name}: {seconds(traces) * 1e6:,.0f} µs, gradients up to {gradients:,} B, ", end="")
-    print(f"{account.peak_by_purpose['unsharded'] // LAYER} of 8 layers whole")
-print(", ".join(f"{name}: peak {nbytes:,} B" for name, nbytes in peak.items()))
-assert peak["fully sharded"] < peak["one unit"] < peak["data parallelism"]
+(_, account, _), *_ = world.run(train, sharded, units=False)
+second["one"], peak["one"] = only_steps(world.traces, 1, 2), account.peak_by_purpose
+for name, run in (("eight units", 1), ("one unit", "one")):
+    whole, gradients = peak[run]["unsharded"] // LAYER, peak[run]["gradient"]
+    print(f"{name}: {microseconds(second[run]):,.0f} µs, {whole} of 8 layers whole, ", end="")
+    print(f"gradients up to {gradients:,} B")
+total["one unit"] = account.peak
+print(", ".join(f"{name}: peak {nbytes:,} B" for name, nbytes in total.items()))
+assert total["fully sharded"] < total["one unit"] < total["data parallelism"]
 
 # %% [markdown]
 # ## 7 Exercise: a prefetch that hides the gather
@@ -340,12 +322,18 @@ check("12.prefetch", solution("12.prefetch"))
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row. So row 12 has 18/n B per parameter, and in
-# each of its 64 micro-batches every weight is gathered twice and every gradient reduced once:
+# added up in float32 (4 B) and 12 B for Adam. With ZeRO 3 a card's part of the weights is float32, and so
+# its own master copy: 4 + 4 + 8 B per parameter, divided by n.
+#
+# The second row 12 trains another model. On 64 cards 7 billion parameters have no need of ZeRO 3: with
+# ZeRO 1 the cards wait 0.01 s of 1.55 s for messages, and no other layout is faster. So from here on the
+# model has 65 billion parameters. On 64 cards they do not fit with ZeRO 2, and with ZeRO 3 the cards wait
+# 3.79 s in a step for messages:
 
 # %%
 story("12")
-spent("11")
+spent("11", dp=64, zero=1)
+spent("12", dp=64, zero=2)
 spent("12")
 
 # %% [markdown]

@@ -49,7 +49,7 @@ from minidist import (
     get_schedule,
     split_model,
 )
-from minidist.course.story import story
+from minidist.course.story import spent, story
 from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
@@ -305,14 +305,14 @@ check("16.gpipe", solution("16.gpipe"))
 #   step each; **all m micro-batches are alive** under GPipe. Lesson 17 fixes that.
 
 # %% [markdown]
-# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row. GB is without temporaries, the copies that
-# kernels and the loss make for themselves; "fits" counts them. In row 16 each of 8 replicas is a
-# pipeline of 8 cards and cuts its 64 texts into 8 micro-batches of 8:
+# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 16
+# each of four replicas is a pipeline of 16 cards and cuts its 128 texts into 16 micro-batches of 8. With
+# smaller micro-batches the stages would wait less, but the same 128 texts would be kept:
 
 # %%
 story("16")
+spent("16")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -51,7 +51,7 @@ from minidist import (
 )
 from minidist.base.memory import account_memory
 from minidist.core.pipeline.schedules import stage_order
-from minidist.course.story import story
+from minidist.course.story import spent, story
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
@@ -290,12 +290,15 @@ check("17.one_f_one_b", solution("17.one_f_one_b"))
 #   stages per rank (lesson 19b).
 
 # %% [markdown]
-# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row:
+# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. Row 17
+# has the stages of row 16. Now at most 16 of a replica's 128 texts are alive, so that micro-batches can
+# be small and many. Rows 14 and 17 wait for different things:
 
 # %%
 story("17")
+spent("14")
+spent("17")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -44,7 +44,7 @@ from functools import partial
 import numpy as np
 
 from minidist import MLP, SGD, LinkModel, Pipeline, SimWorld, Tensor, get_schedule, split_model
-from minidist.course.story import CHAPTERS, story
+from minidist.course.story import spent, story
 from minidist.pipeline.runtime.clip import clip_grad_norm_
 from minidist.pipeline.runtime.post_validation import PostValidation
 from minidist.pipeline.times import GivenTimes, uniform
@@ -290,23 +290,24 @@ check("19.zero_bubble", solution("19.zero_bubble"))
 #   take it back in the rare case.
 
 # %% [markdown]
-# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row:
+# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. The
+# planner has no schedule with I and W, so row 19 has a third of row 17's idle seconds, as ZB-H1 has where
+# F, I and W take equally long:
 
 # %%
 story("19")
+spent("14")
+spent("17")
+spent("19")
 
 # %% [markdown]
-# The planner has no schedule with I and W. If they take as long as F, the waits of the plans give the
-# seconds that row 17 becomes on its 8 stages with 64 micro-batches:
+# A stage still waits, and the computation takes 13.19 s where it takes 12.50 s in row 14: all 16 stages
+# have five layers, and the last one also has the output matrix, for which the others wait. With half as
+# many stages both would be smaller, but ten layers do not fit on a card:
 
 # %%
-seconds = next(chapter.plan.time.seconds for chapter in CHAPTERS if chapter.lesson == "17")
-for name in names:
-    timing = time_plan(get_schedule(name).plan(8, 64))
-    part = (3 * 64 + max(timing.idle)) / (3 * 64 + 3 * 7)
-    print(f"{name:5}: {seconds * part:.2f} s, {max(timing.peak):2} micro-batches alive")
+spent("17", dp=8, zero=2, pp=8)
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

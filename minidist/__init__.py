@@ -36,7 +36,7 @@ _MODULES = {
     "minidist.collectives.algorithms": ("ALGORITHMS",),
     "minidist.core.base.layout": ("Layout", "chunk_sizes"),
     "minidist.base.traces": ("Trace",),
-    "minidist.core.base.trace": ("purpose",),
+    "minidist.core.base.trace": ("new_purpose", "purpose"),
     "minidist.core.collectives": ("all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "reduce_scatter"),
     "minidist.core.comm": ("ANY", "Comm", "LinkModel", "init_device_mesh"),
     "minidist.core.nn": ("Block", "FlatParameters", "GPT", "GPTConfig", "Linear", "MLP", "MixtureOfExperts", "Module"),

@@ -577,7 +577,7 @@ def test_workers_make_the_batches_of_the_rank(world, example):
 
 
 @pytest.mark.exhaustive
-@in_both_worlds(2, always=False)
+@in_both_worlds(1, always=False)
 def test_workers_prepare_the_samples_and_a_rank_waits_less(world, example):
     output = example(world, 1, "data_stages")
     assert "the same pixels: True" in output

@@ -16,20 +16,20 @@ PACKAGE = Path(minidist.__file__).parent
 # Lines of each folder, docstrings included.
 LINES = {
     "base": 4_192,
-    "collectives": 3_858,
+    "collectives": 3_913,
     "comm": 6_697,
     "commands": 5_544,
-    "course": 12_884,
-    "core": 9_807,
+    "course": 13_207,
+    "core": 9_809,
     "data": 1_632,
     "debug": 9_949,
-    "job": 8_745,
+    "job": 8_746,
     "nn": 3_631,
     "optim": 1_633,
     "parallel": 5_045,
     "pipeline": 4_696,
     "planning": 5_857,
-    "report": 6_599,
+    "report": 6_603,
     "techniques": 12_147,
 }
 FOLDERS = 16

@@ -41,7 +41,7 @@ def volume(
     """Return (messages, elements) that leave `rank` in one call.
 
     elements: of the whole array, cut by `chunk_sizes`; or of each rank's chunk. Of all_to_all: what `rank` sends.
-    options: what a formula needs beyond that: `itemsize` (segmented_ring), `rows` (bruck).
+    options: what a formula needs beyond that: `itemsize` (segmented_ring, ring_in_blocks), `rows` (bruck).
     """
     sizes = chunk_sizes(elements, ranks) if isinstance(elements, int) else list(elements)
     # The formulas of these count ranks from the root.

@@ -4,9 +4,9 @@ A formula of alpha and beta describes messages on an idle link. Real ranks also 
 with each other, and wait for the scheduler, so the best algorithm by the formula may be several times slower than the
 fastest one. Therefore the first call of an operation with `algorithm="auto"` measures a table:
 
-    seconds              4 KiB    16 KiB   ...   4 MiB        Arrays are float32. The slowest rank's time counts.
-    ordered              2.2e-5   2.9e-5         1.0e-3       Between two sizes the time is interpolated linearly.
-    recursive_doubling   6.0e-6   1.0e-5         3.3e-4
+    seconds              4 KiB    16 KiB   ...   16 MiB       Arrays are float32. The slowest rank's time counts.
+    ordered              2.2e-5   2.9e-5         5.3e-3       Between two sizes the time is interpolated linearly.
+    recursive_doubling   6.0e-6   1.0e-5         3.8e-3
     ...
 
 On a busy machine one call may take many times as long as the next, and for a while all of them take longer. So each of
@@ -58,11 +58,11 @@ from minidist.core.comm.sim.matching import LinkModel
 
 new_purpose("tuning")
 
-SIZES = tuple(4**k << 10 for k in range(1, 7))  # bytes: 4 KiB to 4 MiB
+SIZES = tuple(4**k << 10 for k in range(1, 8))  # bytes: 4 KiB to 16 MiB
 LEAST_ROUNDS, MOST_ROUNDS = 5, 100  # of each size
 CALLS = 4  # in a row, where there is time
 BUDGET = 2.0  # seconds
-VERSION = 2  # of what is measured, and how
+VERSION = 3  # of what is measured, and how
 TOLERANCE = 1.1  # a ratio of two algorithms' times that matters
 CHECKED = 10  # rounds after which algorithms that are clearly slower are left out
 MEASURE, FORMULAS = -1.0, -2.0  # sent in place of seconds: there is no table; no table is to be used
@@ -220,8 +220,9 @@ def _measure(comm: Comm, operation: str, algorithms: Mapping[str, Algorithm]) ->
                 racing &= ~_lost(np.array(rounds))
         table[:, column], incumbent = _judged(np.array(rounds), incumbent)
 
-        # Stop if the next size would exceed the budget; its time grows as it did from the last size, at most fourfold.
-        last, total = total, float(table[:, column].sum()) * calls
+        # Stop if one call a round of the next size would exceed the budget; the time of a call grows as it did from the
+        # last size, at most fourfold.
+        last, total = total, float(table[:, column].sum())
         if agreed[-1] + (LEAST_ROUNDS + 1) * min(4.0, total / last) * total > BUDGET:
             break
     return table

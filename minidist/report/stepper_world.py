@@ -111,6 +111,10 @@ class KeepingMatching(Watched):
 
         number = self._numbers[rank].setdefault(id(whole), len(self.arrays[rank]))
         if number == len(self.arrays[rank]):
+            # A collective is about to overwrite all of its new buffer, and what uninitialised memory holds differs from
+            # run to run.
+            if not shown and array.size == whole.size:
+                array[...] = 0
             # Held, so that no other array gets its id. What it holds at first, it held before the first step.
             self.arrays[rank].append(KeptArray(whole, values={-1: whole.reshape(-1).copy()}))
         kept = self.arrays[rank][number]

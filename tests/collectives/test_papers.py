@@ -8,6 +8,7 @@ from math import ceil, floor, log2
 import numpy as np
 
 from minidist import collectives
+from minidist.collectives import ring_in_blocks
 from minidist.collectives.closed_forms import seconds, volume
 from minidist.collectives.segmented_ring import SEGMENT_BYTES
 from minidist.comm import SimWorld
@@ -95,6 +96,37 @@ def test_segments_of_unequal_size_and_another_dtype():
         assert (len(trace.sent()), sum(m.nbytes for m in trace.sent())) == (messages, 4 * elements)
         assert max(m.nbytes for m in trace.sent()) <= SEGMENT_BYTES
     assert {m.nbytes for m in world.traces[0].sent()} != {SEGMENT_BYTES}
+
+
+@each("ranks", [1, 2, 3, 4])
+def test_a_ring_in_blocks_is_the_ring_of_each_block(ranks, monkeypatch):
+    """41 elements in blocks of at most 10: bits, messages and time are those of rings of 9, 8, 8, 8 and 8."""
+    monkeypatch.setattr(ring_in_blocks, "BLOCK_BYTES", 80)
+    arrays = [Case("all_reduce", "ring", ranks, 41).input(rank) for rank in range(ranks)]
+
+    def in_blocks(comm):
+        return collectives.all_reduce(comm, arrays[comm.rank].copy(), "avg", algorithm="ring_in_blocks")
+
+    def rings(comm):
+        blocks = np.split(arrays[comm.rank].copy(), [9, 17, 25, 33])
+        return np.concatenate([collectives.all_reduce(comm, block, "avg", algorithm="ring") for block in blocks])
+
+    worlds = [SimWorld(ranks, links=LinkModel(alpha=A, beta=B)) for _ in range(2)]
+    found, expected = (world.run(program) for world, program in zip(worlds, (in_blocks, rings), strict=True))
+    assert [result.tobytes() for result in found] == [result.tobytes() for result in expected]
+    for rank in range(ranks):
+        messages = [[m.nbytes for m in world.traces[rank].sent()] for world in worlds]
+        assert messages[0] == messages[1]
+        volume_of_rank = volume("all_reduce", "ring_in_blocks", 41, ranks, rank)
+        assert (len(messages[0]), sum(messages[0])) == (volume_of_rank.messages, 8 * volume_of_rank.elements)
+    assert worlds[0].end_time == worlds[1].end_time
+
+
+def test_the_time_of_a_ring_in_blocks(monkeypatch):
+    monkeypatch.setattr(ring_in_blocks, "BLOCK_BYTES", 80)
+    world = SimWorld(5, links=LinkModel(alpha=A, beta=B))
+    world.run(lambda comm: collectives.all_reduce(comm, np.ones(40), algorithm="ring_in_blocks"))
+    assert world.end_time == seconds("all_reduce", "ring_in_blocks", 320, 5, A, B) == 32 * A + 8 * 64 * B
 
 
 @each("algorithm", sorted(name for operation, name in ALL if operation == "all_reduce"))

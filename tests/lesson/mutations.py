@@ -1055,6 +1055,13 @@ MUTATIONS = {
             "a rename does not replace a folder with",
         ),
     ],
+    "26b.steps_between_saves": [
+        ("mtbf / cards", "mtbf", "this is the interval of a job on one card"),
+        ("max(1, int((2 * save * failures) ** 0.5 / step))", "int((2 * save * failures) ** 0.5 / step)", ""),
+        ("min(below, below + 1, key=cost)", "below", "one step off: sqrt(2 C M) is seldom"),
+        ("min(below, below + 1, key=cost)", "round((2 * save * failures) ** 0.5 / step)", "save after every step then"),
+        ("(2 * save * failures)", "(save * failures)", "C/T + T/2M is least where"),
+    ],
     "28.first_difference": [
         ("int(different[0])", "comm.rank", "the ranks give different answers"),
         ("    digests = all", "    all_gather(comm, weights.copy())\n    digests = all", "the weights themselves"),
@@ -1066,6 +1073,23 @@ MUTATIONS = {
         ("int(different[0])", "int(different[-1])", "the lowest rank that differs from rank 0,"),
         ("weights.tobytes()", "np.float32(weights).tobytes()", "the lowest rank that differs from rank 0,"),
         ("weights.tobytes()", "np.sort(weights).tobytes()", "two entries were exchanged: their sum is"),
+    ],
+    "28.wrong_steps": [
+        ("all_gather(comm, own).reshape(comm.size, len(steps)).max(axis=0)", "own", "the ranks give different answers"),
+        ("off > 1e-9 * np.abs(right).max()", "off > 0", "a step that is right is named as wrong"),
+        (
+            "np.abs(step(comm, w, x, y) - right).max()",
+            "abs((step(comm, w, x, y) - right).sum())",
+            "so its sum and its norm are what they were",
+        ),
+        (
+            "np.abs(step(comm, w, x, y) - right).max()",
+            "abs(np.linalg.norm(step(comm, w, x, y)) - np.linalg.norm(right))",
+            "so its sum and its norm are what they were",
+        ),
+        (".max(axis=0)\n", ".min(axis=0)\n", "right on every rank but the last"),
+        ("reshape(comm.size, len(steps)).max(axis=0)", "reshape(comm.size, len(steps))[0]", "every rank but the last"),
+        ("off > 1e-9 * np.abs(right).max()", "off > 0.5 * np.abs(right).max()", ""),
     ],
     "28b.read_once": [
         ("    mine = np", "    digest = np.sum\n    mine = np", "0 and 3 were read as 1 and 2"),

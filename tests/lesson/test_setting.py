@@ -1,9 +1,12 @@
 """A lesson's picture has a caption that draws it again, and its small job takes what a lesson adds to it."""
 
+import numpy as np
 import pytest
 
 from minidist import SimWorld, report
-from minidist.course.lesson import picture, small_job
+from minidist.base.trace_file import only_steps
+from minidist.core.base.watchers import track
+from minidist.course.lesson import marked_step, memory_of, picture, small_job
 from minidist.report import draw
 
 
@@ -43,3 +46,31 @@ def test_the_curves_of_a_loss_have_names(shown):
 def test_a_small_job_takes_what_is_added_and_replaced():
     config = small_job(dp=3, zero=2, width=32, steps=2)
     assert (config.dp, config.zero, config.width, config.layers) == (3, 2, 32, 1)
+
+
+def test_the_memory_of_a_rank_is_counted_and_kept_for_the_picture():
+    def program(comm):
+        with memory_of(comm) as account:
+            array = track(np.zeros(2), "activation")
+            del array
+        track(np.zeros(9), "activation")  # after it, so it is not counted
+        return account.peak
+
+    world = SimWorld(1)
+    assert world.run(program) == [16]
+    assert [live.get("activation", 0) for _, live in world.traces[0].memory] == [16, 0]
+
+
+def test_a_marked_step_is_found_in_the_trace():
+    def program(comm):
+        for number in range(3):
+            with marked_step(comm, number):
+                comm.compute(seconds=1.0, name="computing")
+
+    world = SimWorld(1)
+    world.run(program)
+    (second,) = only_steps(world.traces, 1, 2)
+    assert sorted((span.name, span.start, span.end) for span in second.spans) == [
+        ("computing", 1.0, 2.0),
+        ("step 1", 1.0, 2.0),
+    ]

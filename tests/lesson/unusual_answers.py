@@ -662,6 +662,16 @@ def with_two_checksums(comm, weights):
     return next((rank for rank, row in enumerate(table) if row != table[0]), -1)
 
 
+@right("28.wrong_steps")
+def one_step_after_the_other(comm, steps, gradient, w, x, y):
+    wrong = []
+    for number, step in enumerate(steps):
+        equal = np.allclose(step(comm, w, x, y), gradient(w, x, y), rtol=1e-7, atol=1e-12)
+        if not all_reduce(comm, np.array([float(equal)]), "min")[0]:
+            wrong.append(number)
+    return tuple(wrong)
+
+
 @right("28b.read_once")
 def with_a_polynomial(comm, numbers, samples):
     prime = 2**31 - 1

@@ -9,7 +9,7 @@ from PIL import Image
 
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
-from minidist.core.collectives import all_reduce
+from minidist.core.collectives import all_gather, all_reduce, reduce_scatter
 from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.report import stepper
@@ -66,6 +66,18 @@ def test_a_change_after_a_send_belongs_to_that_message():
     data = data_of(show(step(main, 2)).page)
     assert data["arrays"][0][0]["changes"] == [[-1, ["1", "2"]], [0, ["11", "12"]], [1, ["21", "22"]]]
     assert data["arrays"][1][0]["changes"] == [[-1, ["1", "2"]], [1, ["11", "12"]]]
+
+
+def test_what_a_new_buffer_holds_before_its_first_message_is_zero_and_not_what_was_in_memory():
+    def main(comm):
+        part = np.full(2, 77.0)
+        reduce_scatter(comm, np.ones(8), out=part)
+        all_gather(comm, part)
+
+    arrays = [array for row in data_of(show(step(main, 4)).page)["arrays"] for array in row]
+    first = [array["changes"][0] for array in arrays]
+    assert [-1, ["0", "0"]] in first
+    assert not any("77" in values for _, values in first)
 
 
 def test_a_part_of_an_array_belongs_to_it_and_a_large_one_is_not_kept():

@@ -50,7 +50,9 @@ class purpose:
 
     def __init__(self, name: str, whole: bool = False) -> None:
         if name not in PURPOSES:
-            raise UsageError(f"unknown message purpose {quoted(name)}; one of {', '.join(PURPOSES)}")
+            raise UsageError(
+                f"unknown message purpose {quoted(name)}; one of {', '.join(PURPOSES)}; new_purpose adds it"
+            )
         self.name, self.whole = name, whole
 
     def __enter__(self) -> None:

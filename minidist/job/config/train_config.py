@@ -153,6 +153,7 @@ class JobSettings(Record, forbid=True):
         "rabenseifner",
         "recursive_doubling",
         "recursive_halving",
+        "ring_in_blocks",
         "segmented_ring",
         "two_level",
     ] = Field(
