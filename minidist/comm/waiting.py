@@ -4,13 +4,11 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/mpi/test_failures.py
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minidist.base.errors import reason
 from minidist.comm.call_site import CallSite
-from minidist.comm.unlike_calls import ranks_text
 
 
 @dataclass(frozen=True)
@@ -30,23 +28,6 @@ class Waiting:
 def without_checksums(text: str) -> str:
     """Return an operation's text without the checksums by which ranks find a difference: no rank has found one."""
     return re.sub(r", checksum of the \w+ [0-9a-f]{8}", "", text)
-
-
-def on_several_communicators(waits: Iterable[tuple[str, str, Sequence[int], int]]) -> Iterator[str]:
-    """Yield the operations that some ranks call on one communicator and some on another.
-
-    waits: operation, communicator, its members, and the rank that waits in it.
-    """
-    calls: dict[str, dict[str, list[tuple[Sequence[int], int]]]] = defaultdict(lambda: defaultdict(list))
-    for operation, name, members, rank in waits:
-        calls[operation][name].append((members, rank))
-    for operation, places in calls.items():
-        if len(places) > 1:
-            each = [
-                f"{ranks_text(rank for _, rank in made)} on {name} ({ranks_text(made[0][0])})"
-                for name, made in places.items()
-            ]
-            yield f"{operation} is called by {', and by '.join(each)}: all ranks of a communicator must call it there"
 
 
 def error_line(error: BaseException | None) -> str:

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from minidist.comm.call_log import Call
 from minidist.comm.communicator import Claim, unlike_claims
 from minidist.comm.tags import tag_text
-from minidist.comm.unlike_calls import ranks_text, unlike_calls
-from minidist.comm.waiting import on_several_communicators
+from minidist.comm.unlike_calls import on_several_communicators, ranks_text, unlike_calls
 
 Message = Mapping[str, Any]  # a line of a trace file
 States = Mapping[int, Mapping[str, Any]]  # what the watchdogs wrote, by rank

@@ -11,7 +11,8 @@ from typing import Any
 
 from minidist.comm.sim.state import RunState
 from minidist.comm.tags import tag_text
-from minidist.comm.waiting import Waiting, on_several_communicators
+from minidist.comm.unlike_calls import on_several_communicators
+from minidist.comm.waiting import Waiting
 from minidist.core.comm.communicator import ANY, Request
 from minidist.core.comm.sim.matching import Stream
 
