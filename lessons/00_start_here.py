@@ -81,8 +81,9 @@ def add_up(comm, gradient):
 # %% [markdown]
 # This is the training loop of one rank, as PyTorch would write it; a `Tensor` is an array whose gradient
 # `backward` computes. Of four ranks each takes every fourth picture, and begins with the picture that has
-# the rank's number. The loss is divided by 64, the number of all pictures, so the gradients of the ranks
-# add up to that of one machine:
+# the rank's number. All ranks begin with the same weights, because `MLP` draws them with the same seed.
+# The loss is divided by 64, the number of all pictures, so the gradients of the ranks add up to that of
+# one machine:
 
 
 # %%

@@ -21,9 +21,6 @@
 # How many bytes are alive at the peak then? What has to be counted?
 
 # %%
-import weakref
-from contextlib import nullcontext
-
 import numpy as np
 
 from minidist import MLP, SGD, Adam, FlatParameters, SimWorld, Tensor, cross_entropy, no_grad
@@ -63,11 +60,15 @@ peak = predict("peak with 256 rows and momentum", example=3_000_000, unit="B")
 # allocated. From the second step on the gradients and Adam's two averages exist from the start. The
 # small bump of events 8 to 16 is `FlatParameters`, which copies all parameters into one array: each
 # is there twice until the old one is freed.
+#
+# `account_memory` keeps an account of all arrays that the library allocates inside its block, `track` adds
+# an array of our own to it, and the last line but one hands the account over to the picture. The rest is an
+# ordinary training loop:
 
 
 # %%
 def train(comm, steps=3, optimizer=Adam, count=ROWS):
-    """Returns the account and the weights. `account_memory` and `track` are about memory."""
+    """Returns the account and the weights."""
     with account_memory(timeline=True) as account:
         model = MLP(SIZES)
         flat = FlatParameters(model.parameters())
@@ -94,6 +95,8 @@ picture("memory", world, "part 3 of lesson 02", name="three steps of Adam")
 
 
 # %%
+import weakref
+
 live = []  # the bytes of each array that Python has not freed
 
 
@@ -109,6 +112,8 @@ y = tracked(x + 1)
 print(f"and what was computed from it:   {sum(live):6,} B")
 x = y
 print(f"no name refers to the first one: {sum(live):6,} B")
+del x, y  # `del` takes a name away, and not an array
+print(f"and none to the second one:      {sum(live):6,} B")
 
 # %% [markdown]
 # The library's account ([memory.py](../minidist/base/memory.py)) also knows the purpose of each
@@ -192,6 +197,9 @@ for name, parameters in (
 
 
 # %%
+from contextlib import nullcontext
+
+
 def evaluate(comm, recording):
     with account_memory(timeline=True) as account:
         model = MLP(SIZES)

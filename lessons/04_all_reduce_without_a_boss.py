@@ -52,7 +52,8 @@ guess = {
 # time that even an empty one needs. For a part of it, the *overhead*, a rank is busy with the message.
 #
 # Four ranks have 12 numbers each, so a chunk has 3 numbers (24 B). In the first three steps sums are
-# formed, and in three more they are distributed:
+# formed, and in three more they are distributed. In every step each rank sends to the right and
+# receives from the left:
 
 
 # %%
@@ -65,20 +66,20 @@ network = LinkModel(alpha=1e-6, beta=1e-10, overhead=0.25e-6)  # latency, second
 world = SimWorld(4, links=network)
 world.run(summed, 12, "ring")
 command = (
-    "minidist run mpi_examples/1_messages/ring_all_reduce.py --elements 12 --ranks 4 "
-    "--trace t.jsonl; minidist report t.jsonl"
+    "minidist run mpi_examples/1_messages/ring_all_reduce.py --algorithm {} --elements 12 "
+    "--ranks 4 --trace t.jsonl; minidist report t.jsonl --picture {}"
 )
-picture("space-time", world, command, name="ring of 4")
-picture("bytes-matrix", world, f"{command} --picture bytes-matrix", name="ring of 4")
+picture("space-time", world, command.format("ring", "space-time"), name="ring of 4")
 
 # %% [markdown]
-# With a root, all messages of the same sum are in rank 0's row and column:
+# The bytes that each rank sends to each other one: in the ring every rank sends the same number to its
+# right neighbour. With a root ("naive"), all messages are in rank 0's row and column:
 
 # %%
-world = SimWorld(4, links=network)
-world.run(summed, 12, "naive")
-command = command.replace("--elements", "--algorithm naive --elements")
-picture("bytes-matrix", world, f"{command} --picture bytes-matrix", name="root of 4")
+for algorithm, name in (("ring", "ring of 4"), ("naive", "root of 4")):
+    world = SimWorld(4, links=network)
+    world.run(summed, 12, algorithm)
+    picture("bytes-matrix", world, command.format(algorithm, "bytes-matrix"), name=name)
 
 # %% [markdown]
 # The stepper shows what the chunks hold in between: the arrow keys go from message to message. A
@@ -227,10 +228,21 @@ print("and not:    ", right[0])
 # %% [markdown]
 # ## 7 Exercise: the ring, for any size and any n
 #
-# Sum `array` over all ranks **in place**, with `comm.sendrecv` alone: both loops of part 4, where chunk j
-# is `np.array_split(array, n)[j]`, a view of the array. The size need not be a multiple of n, may be
-# smaller than n, and may be 0; n may be 1.
+# Sum `array` over all ranks **in place**, with `comm.sendrecv` alone. The two loops are those of part 4,
+# with a chunk of the array in place of one number. The size need not be a multiple of n, may be smaller
+# than n, and may be 0; n may be 1.
 #
+# `np.array_split(array, n)` cuts an array into n chunks whose sizes differ by one at most. Each chunk is a
+# view: what is written into it is written into the array.
+
+# %%
+array = np.arange(10.0)
+chunks = np.array_split(array, 4)
+chunks[1] += np.array([100.0, 200.0, 300.0])
+print("the chunks have the sizes", *map(len, chunks))
+print("the array is now", array)
+
+# %% [markdown]
 # Judged: the sum on every rank; bytes (par). The library's collectives may not be called.
 
 

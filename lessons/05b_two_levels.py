@@ -34,24 +34,18 @@ import numpy as np
 
 from minidist import LinkModel, SimWorld, all_reduce
 from minidist.collectives.auto import fastest
-from minidist.course.lesson import check, predict, reveal, solution
-from minidist.report import draw, show
+from minidist.course.lesson import check, picture, predict, reveal, solution
 
 # %% [markdown]
 # ## 2 Predict
 #
-# All bytes that go from one machine to the other, in both directions together. 5 % off is good
-# enough.
+# All bytes that go from one machine to the other, in both directions together, of the first way and of
+# the third. 5 % off is good enough.
 
 # %%
 guess = {
-    "ring": predict(
-        "bytes between machines, ring in the order of ranks", example=1_000_000, unit="B"
-    ),
-    "alternating": predict(
-        "bytes between machines, ranks placed alternately", example=1_000_000, unit="B"
-    ),
-    "two_level": predict("bytes between machines, first inside", example=1_000_000, unit="B"),
+    "ring": predict("bytes between machines, ring in rank order", example=1_000_000, unit="B"),
+    "two levels": predict("bytes between machines, first inside", example=1_000_000, unit="B"),
 }
 
 # %% [markdown]
@@ -62,45 +56,38 @@ guess = {
 # over them. It costs three phases one after the other, and the program has to know which ranks share a
 # machine.
 #
-# The pictures show how many bytes each rank sends to each other one in the three ways. Black lines
-# separate the machines; in the second picture ranks on the same machine have no common block.
+# In this network a link is slow when it joins two machines. `machine[r]` is the machine of rank r:
 
 # %%
 SIZE = 125_000  # numbers of 8 B
-FAST, SLOW = (1e-6, 1e-10), (1e-5, 2e-9)  # (alpha, beta) inside a machine and across
+FAST, SLOW = (1e-6, 1e-10), (1e-5, 2e-9)  # (alpha, beta) inside a machine and between two
+IN_ORDER, ALTERNATING = [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 0, 1, 0, 1, 0, 1]
 
 
-def machine(rank, alternating):
-    return rank % 2 if alternating else rank // 4
-
-
-def network(alternating):
-    same = lambda a, b: machine(a, alternating) == machine(b, alternating)  # noqa: E731
-    return LinkModel(link=lambda a, b: FAST if same(a, b) else SLOW)
+def network(machine):
+    return LinkModel(link=lambda a, b: FAST if machine[a] == machine[b] else SLOW)
 
 
 def summed(comm, algorithm):
     return all_reduce(comm, np.arange(SIZE) + 1000.0 * comm.rank, algorithm=algorithm)
 
 
-def drawn(world, name, alternating):
-    figure = draw("bytes-matrix", world.traces, {"command": "part 3 of lesson 05b", "name": name})
-    if not alternating:
-        figure.axes[0].axvline(3.5, color="black")
-        figure.axes[0].axhline(3.5, color="black")
-    return figure
+# %% [markdown]
+# The pictures show how many bytes each rank sends to each other one in the three ways. In the first and
+# the third, bytes between machines are in the upper right and in the lower left quarter: two cells of
+# the ring, and eight cells with a seventh of the bytes each of two levels. In the second picture every
+# cell that is not empty joins two machines.
 
-
+# %%
 runs = {}
-for name, algorithm, alternating in (
-    ("ring", "ring", False),
-    ("alternating", "ring", True),
-    ("two_level", "two_level", False),
+for name, algorithm, machine in (
+    ("ring", "ring", IN_ORDER),
+    ("alternating ring", "ring", ALTERNATING),
+    ("two levels", "two_level", IN_ORDER),
 ):
-    world = SimWorld(8, links=network(alternating))
-    results = world.run(summed, algorithm)
-    runs[name] = (world, alternating, results)
-    show(drawn(world, name, alternating))
+    world = SimWorld(8, links=network(machine))
+    runs[name] = world, machine, world.run(summed, algorithm)
+    picture("bytes-matrix", world, "part 3 of lesson 05b", name=name)
 
 # %% [markdown]
 # ## 4 The code
@@ -138,52 +125,38 @@ print("equal to one device:", np.array_equal(small[5], 8 * np.arange(16.0) + 28)
 #
 # ## 5 Check
 #
-# The bytes are counted from the messages between ranks on different machines. The clock gives each pair
-# of ranks a separate link. Machines usually share one network card among their ranks. Then the bytes
-# that leave a machine follow one another, at 2 ns each, and take the second time:
+# The bytes are counted from the messages between ranks on different machines. The ranks of a machine
+# usually share one network card. The bytes that leave the machine, half of those that are counted,
+# follow one another through it at 2 ns each:
 
 
 # %%
-def between_machines(world, alternating):
+def between_machines(world, machine):
     return sum(
         message.nbytes
         for trace in world.traces
         for message in trace.sent()
-        if machine(trace.rank, alternating) != machine(message.peer, alternating)
+        if machine[trace.rank] != machine[message.peer]
     )
 
 
-def through_one_card(crossing):
-    """Return the ms for half of these bytes; the other half goes in the other direction."""
-    return 1e3 * crossing / 2 * SLOW[1]
-
-
-def times(world, crossing):
-    links, card = 1e3 * world.end_time, through_one_card(crossing)
-    return f"a link for each pair {links:.2f} ms, one card {card:.2f} ms"
-
-
 single = 8 * np.arange(SIZE) + 1000.0 * 28
-for name, (world, alternating, results) in runs.items():
-    crossing = between_machines(world, alternating)
-    guess[name].judge(crossing, within=0.05)
+for name, (world, machine, results) in runs.items():
+    crossing = between_machines(world, machine)
     off = max(np.abs(result - single).max() for result in results)
-    print(f"  {times(world, crossing)}; max |parallel - single| = {off:g}")
-
-world = SimWorld(8, links=network(False))
-world.run(summed, "recursive_doubling")
-print("recursive doubling:", times(world, between_machines(world, False)))
+    print(f"{name:16} {crossing:10,} B, {1e3 * crossing / 2 * SLOW[1]:5.2f} ms;", end=" ")
+    print(f"max |parallel - single| = {off:g}")
+    if name in guess:
+        guess[name].judge(crossing, within=0.05)
 
 # %% [markdown]
-# With a link for each pair a step of a ring takes the time of its slowest link, so the first two rings
-# take nearly equal times. Through one card the bytes decide, and the alternating ring takes four times
-# as long as the other one. Two levels are the fastest in both. They have three phases, so they are
-# slower for a short array. `algorithm="auto"` compares all algorithms on the virtual clock, with a link
-# for each pair:
+# Placed alternately, the same ring takes four times as long. Two levels are the fastest. They have three
+# phases, so they are slower for a short array. `algorithm="auto"` compares the library's algorithms on
+# the virtual clock:
 
 # %%
 for nbytes in (8, 2**12, 2**20, 2**26):
-    print(f"{nbytes:>12,} B: {fastest('all_reduce', nbytes, network(False), tuple(range(8)))}")
+    print(f"{nbytes:>12,} B: {fastest('all_reduce', nbytes, network(IN_ORDER), tuple(range(8)))}")
 
 # %% [markdown]
 # ## 6 Break it
@@ -200,10 +173,10 @@ def told(comm, nodes):
 
 
 for nodes in ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2, 4, 6], [1, 3, 5, 7]]):
-    world = SimWorld(8, links=network(False))
+    world = SimWorld(8, links=network(IN_ORDER))
     right = all(np.array_equal(result, np.full(SIZE, 8.0)) for result in world.run(told, nodes))
-    crossing, ms = between_machines(world, False), 1e3 * world.end_time
-    print(f"told {nodes}: right {right}, {crossing:,} B between machines, {ms:.2f} ms")
+    crossing = between_machines(world, IN_ORDER)
+    print(f"told {nodes}: right {right}, {crossing:,} B between machines")
     assert right
 
 # %% [markdown]
@@ -212,7 +185,7 @@ for nodes in ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2, 4, 6], [1, 3, 5, 7]]):
 # Where a program must use a ring, its order decides. `nodes[r]` is the machine of rank r. Return all
 # ranks in an order in which a ring visits them, so that as few of its links as possible join
 # different machines. The last rank of the order sends to the first. Judged: each rank once, and no
-# more such links than necessary. The last lines print what your order makes of the alternating ring.
+# more such links than necessary.
 
 
 # %%
@@ -221,12 +194,6 @@ def ring_order(nodes):
 
 
 check("05b.ring_order", ring_order)
-
-nodes = [0, 1] * 4
-order = list(ring_order(nodes))
-links = sum(nodes[order[i - 1]] != nodes[order[i]] for i in range(8))
-ms = through_one_card(links * 2 * 7 / 8 * 8 * SIZE)
-print(f"alternating ranks: {links} links join the machines, {ms:.2f} ms through one card")
 
 # %%
 reveal("05b.ring_order")
