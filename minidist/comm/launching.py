@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path
 from minidist.base.interrupts import EXIT_CODE, interrupted
 from minidist.base.limits import check_ranks
-from minidist.base.process import end_if_nobody_reads, flush_at_the_end, tune_process
+from minidist.base.process import flush_at_the_end, tune_process
 from minidist.comm.launched import launched_size
 from minidist.comm.program_lines import lines_of
 
@@ -59,7 +59,6 @@ def launch(
     if flags.traceback:
         os.environ["MINIDIST_TRACEBACK"] = "1"
 
-    flush_at_the_end()
     # One report for each kind of end; a traceback only for errors that are not ours.
     try:
         for word in rest:
@@ -89,8 +88,6 @@ def launch(
     except Exception as error:
         from minidist.comm.tracebacks import print_at_the_end
 
-        if isinstance(error, BrokenPipeError):
-            end_if_nobody_reads()
         print_at_the_end(error)
         raise
 
@@ -203,6 +200,7 @@ def execute(
     simulated: what makes the world of virtual ranks; None: `SimWorld`.
     """
     tune()
+    flush_at_the_end()
 
     size = launched_size()
     check_options(size, ranks, timeout, eager_bytes, synchronous)

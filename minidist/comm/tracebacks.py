@@ -7,6 +7,7 @@ import sys
 import traceback
 from types import TracebackType
 
+from minidist.base.process import end_if_nobody_reads
 from minidist.base.user_file import without_ours
 from minidist.comm.program_lines import shows_all
 
@@ -43,6 +44,8 @@ class _Hook:
 
 def print_at_the_end(error: BaseException) -> None:
     """Let Python print this exception by `print_exception` if nobody catches it, unless the program has another way."""
+    if isinstance(error, BrokenPipeError):
+        end_if_nobody_reads()
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = print_exception
         error.minidist_hook = _Hook()  # type: ignore[attr-defined]

@@ -93,7 +93,7 @@ class JobFlags:
         )
 
     def job(self, model: "Architecture", seq: int | None, gpus: int) -> "Job":
-        """Return the job; UsageError for what is out of range. Nothing is missing: see `_missing`."""
+        """Return the job; UsageError for what is out of range. Nothing is missing: see `_refuse_missing`."""
         from minidist.planning.cluster.layout import ATTENTION, FRAMEWORKS, KERNELS, Job, check_length
 
         assert seq is not None
@@ -199,9 +199,8 @@ def plan(
     from minidist.planning.cluster.search import search
 
     # All that is missing is named at once.
-    name = str(config or model or "")
-    if not name and (lacking := missing_sizes(vars(sizes))):
-        raise UsageError("; ".join([lacking, *_missing(None, name, sizes.seq, flags, layout.fixed({}))]))
+    if config is None and model is None and (lacking := missing_sizes(vars(sizes))):
+        _refuse_missing(flags, sizes.seq, layout.fixed({}), first=lacking)
 
     # The job: a model, a cluster, a batch. What a job file gives is as if its flags were given; flags override it.
     seq = sizes.seq
@@ -214,8 +213,7 @@ def plan(
 
     # The layout: what is given is fixed, and the number of GPUs follows where all degrees are.
     fixed = layout.fixed(written)
-    if missing := _missing(architecture, name, seq, flags, fixed):
-        raise UsageError("; ".join(missing))
+    _refuse_missing(flags, seq, fixed, architecture if config or model else None)
     counts = [prod(fixed[axis] for axis in DEGREES)] if flags.ranks is None else whole_numbers(flags.ranks, "--ranks")
     for count in counts:
         check_count(count, "--ranks", 1, 10**6)
@@ -311,20 +309,21 @@ def _as_dict(found: "Search", shown: "list[Plan]", gpu: str, explain: bool) -> d
     return result
 
 
-def _missing(
-    model: "Architecture | None", name: str, seq: int | None, flags: JobFlags, fixed: Mapping[str, Any]
-) -> list[str]:
-    """Return what a job lacks apart from its model, each as a clause with the flag to give."""
+def _refuse_missing(
+    flags: JobFlags, seq: int | None, fixed: Mapping[str, Any], model: "Architecture | None" = None, first: str = ""
+) -> None:
+    """Raise UsageError for what a job lacks, all at once. model: one with a name. first: what its model lacks."""
     from minidist.planning.cluster.layout import length_to_give
 
-    lacking = []
+    lacking = [first] if first else []
     if flags.ranks is None and not fixed.keys() >= {*DEGREES}:
         lacking.append("the number of GPUs is missing; give --ranks, or all of --dp, --tp, --pp and --cp")
     if seq is None:
-        lacking.append(f"the length of the sequences is missing; {length_to_give(model, bool(name))}")
+        lacking.append(f"the length of the sequences is missing; {length_to_give(model)}")
     if flags.global_batch is None:
         lacking.append("the batch is missing; give --global-batch, the sequences of a step")
-    return lacking
+    if lacking:
+        raise UsageError("; ".join(lacking))
 
 
 def _checked_layout(given: dict[str, Any]) -> dict[str, Any]:
