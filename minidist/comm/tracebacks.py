@@ -6,7 +6,7 @@ Proved by: tests/comm/test_error_lines.py
 import sys
 import traceback
 from pathlib import Path
-from types import NoneType, TracebackType
+from types import TracebackType
 
 from minidist.base.process import end_if_nobody_reads
 from minidist.base.user_file import without_ours
@@ -15,7 +15,7 @@ from minidist.comm.program_lines import shows_all
 from minidist.core.base.errors import MinidistError, quoted
 
 _PACKAGE = str(Path(__file__).parents[1])
-_SHORT = str | int | float | NoneType  # values that are shown themselves
+_SHORT = (str, int, float, type(None))  # of values that are shown themselves
 
 
 def traceback_of(error: BaseException) -> str:

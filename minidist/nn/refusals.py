@@ -58,7 +58,8 @@ def check_task(task: Any, layout: Any) -> None:
     for what, value, kind in (("task", task, "Task"), ("layout", layout, "ParallelLayout")):
         if not hasattr(value, "layers_split" if kind == "Task" else "axes"):
             raise UsageError(
-                f"parallelize got {quoted(value)} as its {what}; pass a {kind}: parallelize(task, comm, layout)"
+                f"parallelize got a value of type {type(value).__name__} as its {what}; pass a {kind}:"
+                " parallelize(task, comm, layout)"
             )
 
 
