@@ -60,10 +60,7 @@ _MODULES = {
     "minidist.core.train.task": ("ParallelLayout", "Task", "global_loss"),
     "minidist.data": ("glyphs", "load_dataset"),
     "minidist.job.config.train_config": ("TrainConfig",),
-    "minidist.nn": (
-        *("Conv2d", "Dropout", "Llama", "LlamaConfig", "ModuleDict", "ModuleList", "RMSNorm"),
-        *("checkpoint", "log_softmax", "mse_loss", "relu", "sigmoid", "tanh"),
-    ),
+    "minidist.nn": ("Dropout", "Llama", "LlamaConfig", "ModuleDict", "ModuleList", "RMSNorm", "mse_loss", "relu"),
     "minidist.parallel.context.orders": ("part_order", "sequence_positions"),
     "minidist.parallel.context.ulysses": ("UlyssesAttention",),
     "minidist.parallel.fitting_dims": ("gradient_axes",),
@@ -78,12 +75,7 @@ _MODULES = {
     "minidist.pipeline.schedules": ("get_schedule",),
 }
 # PyTorch's names, and MPI's, of what has another name here.
-_CALLED = {
-    "DDP": "DistributedDataParallel",
-    "FSDP": "fully_shard",
-    "allreduce": "all_reduce",
-    "init_process_group": "launch",
-}
+_CALLED = {"DDP": "DistributedDataParallel", "FSDP": "fully_shard", "init_process_group": "launch"}
 _PACKAGES = {"flight_recorder": "minidist.debug.flight_recorder"}
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

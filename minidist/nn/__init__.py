@@ -26,9 +26,6 @@ from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.core.autograd import Parameter as Parameter
-    from minidist.core.autograd import cross_entropy as cross_entropy
-    from minidist.core.autograd import gelu as gelu
-    from minidist.core.autograd import softmax as softmax
     from minidist.core.nn import Embedding as Embedding
     from minidist.core.nn import LayerNorm as LayerNorm
     from minidist.core.nn import Linear as Linear

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from minidist.base.coordinates import current_coordinates
-from minidist.base.limits import check_whole
+from minidist.base.limits import check_number, check_whole
 from minidist.core.autograd import AutogradError, DtypeError, Parameter, Tensor, is_grad_enabled
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, quoted
@@ -34,6 +34,32 @@ def refuse_output(module: Module, args: tuple[Any, ...], output: xp.Array) -> No
                 f"forward of {type(module).__name__} {module.name!r} returns an array, so its parameter {name!r} gets"
                 " no gradient; return the Tensor whose `data` it is, or call the module in no_grad() or after"
                 " eval()"
+            )
+
+
+def check_capacity(tokens: Any, experts: Any, top_k: Any, factor: Any) -> None:
+    """Raise UsageError for numbers from which no capacity of an expert can be computed."""
+    for name, value, least in (("tokens", tokens, 0), ("experts", experts, 1), ("top_k", top_k, 1)):
+        check_whole(name, value, least)
+    check_number("factor", factor, above=0)
+
+
+def check_layer(kind: str, linear: Any, context: Any) -> None:
+    """Raise UsageError for what a layer of the class `kind` cannot split, or not over which ranks."""
+    if not (hasattr(linear, "in_features") and hasattr(context, "shard_of")):
+        raise UsageError(
+            f"{kind}({quoted(linear)}, {quoted(context)}); pass a Linear and a ShardContext, or name the layer in the"
+            " plan of parallelize_module(model, comm, plan), which makes both"
+        )
+
+
+def check_task(task: Any, layout: Any) -> None:
+    """Raise UsageError for what `parallelize` cannot split, and for a layout that is none."""
+    for what, value, kind in (("task", task, "Task"), ("layout", layout, "ParallelLayout")):
+        if not hasattr(value, "layers_split" if kind == "Task" else "axes"):
+            raise UsageError(
+                f"parallelize got a value of type {type(value).__name__} as its {what}; pass a {kind}:"
+                " parallelize(task, comm, layout)"
             )
 
 

@@ -96,6 +96,29 @@ def test_a_reader_that_has_gone_ends_a_program_without_a_word(folder, command, u
     assert ended.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("call", "note"),
+    [
+        ("softmax(3)", "minidist's softmax was called with x=3, axis=-1; help(softmax) says what it takes"),
+        (
+            "Embedding(3, 4, dtype='x')",
+            "minidist's Embedding was called with num_embeddings=3, embedding_dim=4, dtype='x'",
+        ),
+        ("int('x')", None),
+        ("Tensor([1.0]).max('x')", None),  # our own sentence says it
+    ],
+)
+def test_an_error_that_arises_in_minidist_names_the_call_and_its_values(folder, call, note):
+    (folder / "call.py").write_text(
+        f"from minidist import Embedding, Tensor, launch, softmax\n\nlaunch(lambda comm: {call}, ranks=2)\n"
+    )
+    answer = run(folder, sys.executable, "call.py")
+    assert answer.returncode
+    assert ("was called with" in answer.stderr) == (note is not None)
+    assert (note or "") in answer.stderr
+    assert "minidist/" not in answer.stderr
+
+
 def test_a_launch_that_fails_leaves_pythons_own_way_to_print_an_exception(folder):
     (folder / "caught.py").write_text(
         "import sys\nfrom minidist import launch\n\n"

@@ -121,6 +121,9 @@ class SimWorld(FindsLines, Sim):
             watchdog = self.watchdog
             if watchdog and watchdog.error and (watchdog.interrupts or isinstance(error, Stopped | RankTimeoutError)):
                 raise watchdog.error.with_traceback(error.__traceback__) from None
+            from minidist.comm.tracebacks import note_call  # hardly any program needs it
+
+            note_call(error)
             raise
         finally:
             self.process.end()
