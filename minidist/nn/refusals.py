@@ -44,25 +44,6 @@ def check_capacity(tokens: Any, experts: Any, top_k: Any, factor: Any) -> None:
     check_number("factor", factor, above=0)
 
 
-def check_layer(kind: str, linear: Any, context: Any) -> None:
-    """Raise UsageError for what a layer of the class `kind` cannot split, or not over which ranks."""
-    if not (hasattr(linear, "in_features") and hasattr(context, "shard_of")):
-        raise UsageError(
-            f"{kind}({quoted(linear)}, {quoted(context)}); pass a Linear and a ShardContext, or name the layer in the"
-            " plan of parallelize_module(model, comm, plan), which makes both"
-        )
-
-
-def check_task(task: Any, layout: Any) -> None:
-    """Raise UsageError for what `parallelize` cannot split, and for a layout that is none."""
-    for what, value, kind in (("task", task, "Task"), ("layout", layout, "ParallelLayout")):
-        if not hasattr(value, "layers_split" if kind == "Task" else "axes"):
-            raise UsageError(
-                f"parallelize got a value of type {type(value).__name__} as its {what}; pass a {kind}:"
-                " parallelize(task, comm, layout)"
-            )
-
-
 def refuse_copy(unit: str) -> NoReturn:
     """Raise AutogradError: the parameters of a flat unit are views of its arrays, which a copy would not have."""
     raise AutogradError(

@@ -254,7 +254,6 @@ class RowParallelLinear(Module):
 
     def __init__(self, linear: Linear | Conv1D, context: ShardContext, name: str = "the layer") -> None:
         # The rows of W are split, and the bias is whole on every rank.
-        hooks.refusals().check_layer("RowParallelLinear", linear, context)
         check_divisible(linear.in_features, f"in features of {name}", context.comm.size, "tensor")
         self.comm, self.name = context.comm, linear.name
         self.weight_is_in_out = isinstance(linear, Conv1D)

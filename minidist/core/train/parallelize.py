@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Parameter
-from minidist.core.base import hooks
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.comm.mesh import Mesh
 from minidist.core.nn import Module
@@ -54,7 +53,6 @@ class Parts:
 def parallelize(task: Task, comm: Comm, layout: ParallelLayout, parts: Parts = Parts()) -> Any:
     """Apply every axis to the task's model and return this rank's strategy. All ranks of `comm` call it (startup)."""
     check_communicator(comm, "parallelize")
-    hooks.refusals().check_task(task, layout)
     axes = layout.axes(comm)
 
     # 1, before tensor parallelism: the experts that a rank keeps are sharded by it, too.

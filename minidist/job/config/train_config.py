@@ -231,11 +231,9 @@ class JobSettings(Record, forbid=True):
         """Make a config, as the constructor does."""
         return cls(**values)
 
-    def __init__(self, /, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except WrongValue as error:
-            raise WrongSetting(error, self.model_fields) from None
+    def told(self, error: WrongValue) -> WrongValue:
+        """Return the error in the words of the flags."""
+        return WrongSetting(error, self.model_fields)
 
 
 if TYPE_CHECKING:
