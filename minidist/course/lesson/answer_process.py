@@ -37,6 +37,7 @@ import numpy as np
 from minidist.base.errors import DeadlockError, MinidistError, reason, text_of
 from minidist.base.traces import Trace
 from minidist.comm import SimWorld, call_site
+from minidist.comm.errors import RankTimeoutError
 from minidist.comm.program_lines import line_of_error
 from minidist.comm.sim.watched import Watched
 from minidist.core.comm import Comm
@@ -216,6 +217,8 @@ def run(
             outcome["answers"] = [plain(answer) for answer in world.run(main)]
         except BaseException as error:
             text = text_of(error)
+            if isinstance(error, RankTimeoutError):
+                text = text.partition(", or raise")[0]  # the time of an answer is fixed
             name = "" if isinstance(error, DeadlockError) else type(error).__name__
             line = None if isinstance(error, MinidistError) else line_of_error(error)
             where = f", at {line}" if line is not None else ""
