@@ -13,20 +13,18 @@
 #
 # ## 1 The case
 #
-# By now there are three ways to cut a job, and many cards can use all three at once. Lesson 19 ended with
-# 16 stages, too many to be equal and to be busy at both ends of a step. If two cards share each layer, eight
-# stages are enough. But which axis goes on which cards?
-#
-# Eight ranks train a GPT as 2 x 2 x 2: two pipeline stages (pp), in each of them two data-parallel
+# By now there are three ways to cut a job, and many cards can use all three at once. The 64 cards of
+# lesson 17 are fast enough; with three axes each of them also needs less memory, which a longer text will
+# take. But which axis goes on which cards? Eight ranks train a GPT as 2 x 2 x 2: two pipeline stages (pp), in each of them two data-parallel
 # replicas (dp), in each of them two tensor-parallel halves (tp). Rank r has the place (pp, dp, tp)
 # with r = 4 pp + 2 dp + tp. Neighbours in pp exchange the activations at one boundary, neighbours
 # in dp their gradients once per step, and neighbours in tp sum activations four times per layer and
 # micro-batch.
 #
-# Rank 5 has the place (1, 0, 1). How many times as many bytes does it send to its neighbour in tp
-# as to its neighbour in pp? And two ranks at a time share a node; a link between nodes is twenty
-# times as slow as one inside. How many times as long does a step take when not the tp neighbours
-# but the pp neighbours share a node?
+# Two ranks at a time share a node, and a link between nodes is twenty times as slow as one inside. Rank 5
+# has the place (1, 0, 1). How many times as many bytes does it send to its neighbour in tp as to its
+# neighbour in pp? And how many times as long does a step take when not the tp neighbours but the pp
+# neighbours share a node?
 
 # %% [markdown]
 # ## 2 Predict
@@ -34,8 +32,8 @@
 # The model has four layers, so a stage has two, and eight samples are four micro-batches for each
 # replica. A sum over two ranks sends an activation's bytes once from each. For the second number: with
 # messages that cost nothing a step takes 3.4 ms. A message between nodes takes 20 µs and 4 ns for each
-# byte. Rank 5 sends 96 messages of about 3 kB in tp, one after the other, and in dp two of 53 kB. A
-# guess within a third is good enough.
+# byte. Rank 5 sends 96 messages of about 3 kB in tp and two of 53 kB in dp, one after the other; those in
+# pp are few. A guess within a third is good enough.
 
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
@@ -49,12 +47,10 @@ from dataclasses import replace
 import numpy as np
 
 from minidist import LinkModel, SimWorld, all_gather
-from minidist.course.story import spent, story
-from minidist.job.config.train_config import resolve_batches
+from minidist.course.story import story
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.parallel.fitting_dims import dims_of
-from minidist.planning.volumes import closed_form_bytes
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -111,7 +107,17 @@ dims = dims_of(8, pp=2, tp=2)
 print(dims)
 
 # %% [markdown]
-# The communicators of rank 5 have the same members. The recipe that applies the axes to a model, one
+# Which ranks share a node depends on the order in which the grid is read. `np.moveaxis` makes an axis the
+# last one, so that its neighbours follow each other. Each pair of numbers is a node:
+
+# %%
+nodes = {}
+for i, axis in enumerate(("pp", "dp", "tp")):
+    nodes[axis] = np.moveaxis(grid, i, -1).reshape(4, 2)
+    print(f"{axis} neighbours share a node: {nodes[axis].tolist()}")
+
+# %% [markdown]
+# The communicators of rank 5 have the members found by hand. The recipe that applies the axes to a model, one
 # page, is [parallelize.py](../minidist/core/train/parallelize.py): first tensor parallelism cuts the
 # layers, then data parallelism makes flat arrays of what is left, stage by stage.
 
@@ -144,19 +150,17 @@ assert sorted(sent) == [1, 4, 7]  # one neighbour on each axis
 assert max(sent, key=sent.get) == 4
 
 # %% [markdown]
-# In pp rank 5 sends the gradient of an activation for each of four micro-batches, 32,768 B. The fifth
-# message, 2,048 B, is the gradient of the embedding: it is also the output matrix, so its two copies add
-# their gradients (the bar "tied" below). In tp the four sums in each of two layers move eight times
-# the bytes of one message of the pipeline, and the sums of the split vocabulary bring it to 8.56 times.
-#
-# The bytes of all ranks by purpose, next to the closed forms of the single techniques:
+# By hand: an activation of one sample has 32 x 32 numbers of 8 B.
 
 # %%
-closed = closed_form_bytes(job, resolve_batches(job, 8), [result.sizes for result in results])
-closed = {purpose: nbytes for purpose, nbytes in closed.items() if purpose not in LEFT_OUT}
-picture(
-    "bytes-by-purpose", traces, "part 5 of lesson 20", name="pp 2, dp 2, tp 2", closed_form=closed
-)
+activation = 32 * 32 * 8
+print(f"tp: 4 micro-batches x 2 layers x 4 sums: {4 * 2 * 4 * activation:,} B")
+print(f"pp: 4 micro-batches: {4 * activation:,} B")
+
+# %% [markdown]
+# So tp sends eight times as much as pp. The rest in tp are sums over the vocabulary, which is cut too (14b).
+# The rest in pp, 2,048 B, is one message for the embedding: it is also the output matrix, so the first and
+# the last stage add its two gradients. That makes 8.56.
 
 # %% [markdown]
 # And it trains what one device trains. `verdict.equal` compares every loss, gradient, weight and optimizer
@@ -177,7 +181,8 @@ for layout in ({"pp": 2, "dp": 2, "tp": 2}, {"pp": 2, "dp": 4, "zero": 1}, {"tp"
 
 
 # %%
-def seconds(node_of):
+def seconds(nodes):
+    node_of = {rank: node for node, ranks in enumerate(nodes.tolist()) for rank in ranks}
     near, far = (1e-6, 2e-10), (2e-5, 4e-9)
 
     def link(a, b):
@@ -191,20 +196,19 @@ def seconds(node_of):
 
 
 # %% [markdown]
-# With nodes {0, 1}, {2, 3}, ... the tensor axis stays inside; with {0, 4}, {1, 5}, ... the pipeline
-# axis does:
+# The three placements of part 4:
 
 # %%
-inside = {
-    "tp": [0, 0, 1, 1, 2, 2, 3, 3],
-    "dp": [0, 1, 0, 1, 2, 3, 2, 3],
-    "pp": [0, 1, 2, 3, 0, 1, 2, 3],
-}
-times = {axis: seconds(node_of) for axis, node_of in inside.items()}
+times = {axis: seconds(pairs) for axis, pairs in nodes.items()}
 for axis, value in times.items():
     print(f"{axis} inside a node: {1e3 * value:6.2f} ms per step")
 slower_guess.judge(times["pp"] / times["tp"], within=0.34)
 assert times["tp"] == min(times.values())
+
+# %% [markdown]
+# Between nodes the 96 messages of tp take 96 x (20 µs + 3 kB x 4 ns) = 3.1 ms, and the two of dp take 0.5 ms.
+# With tp inside a node a step takes a little more than 3.4 + 0.5 ms, and with pp inside a little more than
+# 3.4 + 0.5 + 3.1 ms.
 
 # %% [markdown]
 # ## 7 Exercise: ranks to nodes
@@ -212,8 +216,8 @@ assert times["tp"] == min(times.values())
 # `place(shape, traffic, node_size)`: a mesh of `shape`, last axis fastest, in which two
 # ranks whose places differ in one axis a, and in no other, exchange `traffic[a]` bytes. Return for each
 # rank, in the order of its number, the node that it runs on: nodes 0, 1, 2, ... with `node_size` ranks
-# each. Judged: the bytes between nodes, which must be as few as by the rule "the axis with the most bytes
-# inside a node, then the next one".
+# each. A node may be larger than an axis: then it has the whole axis with the most bytes, and a part of the
+# next one. Judged: the bytes between nodes, which must be as few as with the axes in the best order.
 
 
 # %%
@@ -236,16 +240,12 @@ check("20.place_ranks", solution("20.place_ranks"))
 #   data 2 (n-1)/n N/(p t) once; pipeline b s h per stage boundary, micro-batch and direction.
 
 # %% [markdown]
-# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 20
-# two cards of a node cut each layer; eight such pairs are the stages, with ZB-H1 as in row 19; and there are
-# four replicas, with ZeRO 1. Above it are data parallelism alone and stages alone, and below, layers alone:
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
+# added up in float32 (4 B) and 12 B for Adam in every row:
 
 # %%
 story("20")
-spent("14")
-spent("19")
-spent("20")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

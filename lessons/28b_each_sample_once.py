@@ -19,15 +19,16 @@
 # use.
 #
 # What would a check cost? A million samples are read by eight ranks, and each rank describes what it has
-# read by two numbers of 8 B, which all ranks gather. How many bytes does a rank send?
+# read by two numbers of 8 B, which all ranks gather round a ring. How many bytes does a rank send?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# Each rank's numbers go to all others.
+# Round a ring of eight ranks a rank passes on its own two numbers, and then those of others, until every
+# rank has the numbers of all.
 
 # %%
-from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
+from minidist.course.lesson import check, predict, reveal, small_job, solution
 
 bytes_guess = predict(
     "bytes that a rank sends to check a million samples", example=8_000_000, unit="B"
@@ -38,10 +39,13 @@ from functools import reduce
 from operator import xor
 
 import numpy as np
+from matplotlib.colors import ListedColormap
 
 from minidist import SimWorld, all_gather
 from minidist.course.museum import find, run_exhibit
 from minidist.job.equality.compare import compare_rank
+from minidist.report import show
+from minidist.report.frame import new_figure
 from minidist.techniques.data_ledger.ledger import digest
 
 # %% [markdown]
@@ -51,39 +55,8 @@ from minidist.techniques.data_ledger.ledger import digest
 # that of the data set.** Nothing is sent whose size grows with the data. It costs a few bytes from
 # each rank to every other one.
 #
-# Four ranks read 24 samples. A rank's *digest* is the sum of the hashes of the numbers that it has read,
-# modulo 2^64, as all sums below:
-
-# %%
-total = 0
-for rank in range(4):
-    numbers = np.arange(rank, 24, 4)
-    total = (total + digest(numbers)) % 2**64
-    read = f"rank {rank} reads {numbers.tolist()}"
-    print(f"{read:36} count {numbers.size:2}, digest {digest(numbers):20}")
-print(f"{'together':36} count 24, digest {total:20}")
-print(f"{'the data set':36} count 24, digest {digest(np.arange(24)):20}")
-
-# %% [markdown]
-# The counts and digests, gathered by four ranks round a ring, are all that is sent:
-
-
-# %%
-def gathered(comm, samples):
-    """Each rank has read every n-th sample; returns the count and the digest of every rank."""
-    numbers = np.arange(comm.rank, samples, comm.size)
-    return all_gather(comm, np.array([numbers.size, digest(numbers)], np.uint64))
-
-
-world = SimWorld(4)
-world.run(gathered, 24)
-picture("space-time", world, "part 3 of lesson 28b", name="counts and digests")
-
-# %% [markdown]
-# ## 4 The code
-#
-# Which two numbers? The count sees that a sample is missing, not that another one was read in its
-# place. So here are three mistakes in an epoch of 24 samples, none of which changes the count:
+# What can go wrong: an epoch of 24 samples, and three mistakes of a loader. Each reads some samples twice in
+# the place of others:
 
 # %%
 once = np.arange(24)
@@ -92,7 +65,25 @@ for old, new in (([0], [23]), ([0, 3], [1, 2]), ([0, 4, 5], [1, 2, 6])):
     mistakes[f"{old} read as {new}"] = np.concatenate([np.setdiff1d(once, old), new])
 
 # %% [markdown]
-# And three numbers by which a rank may describe what it has read. The last one is the digest
+# The picture shows how often each sample is read: 0 is white, 1 blue, 2 red. Each row has as many red
+# squares as white ones, so the number of samples that are read is right in all of them.
+
+# %%
+times = np.array([np.bincount(read) for read in mistakes.values()])
+axes = (figure := new_figure(8, 1.8)).add_subplot()
+axes.imshow(times, cmap=ListedColormap(["#FFFFFF", "#4477AA", "#EE6677"]))
+for (row, sample), number in np.ndenumerate(times):
+    axes.text(sample, row, number, ha="center", va="center", fontsize=8)
+axes.set_xticks(range(24))
+axes.set_yticks(range(3), list(mistakes))
+axes.set_title("how often each of 24 samples is read", fontsize=10, loc="left")
+show(figure)
+
+# %% [markdown]
+# ## 4 The code
+#
+# A number describes what was read. It must be a sum over the samples, so that the ranks' numbers can be
+# added. Which sum sees the three mistakes? The sum of hashes modulo 2^64 is called *digest* here
 # ([ledger.py](../minidist/techniques/data_ledger/ledger.py)):
 
 # %%
@@ -102,13 +93,35 @@ numbers_of = {
     "sum of hashes": digest,
 }
 for mistake, read in mistakes.items():
-    assert read.size == once.size
     seen = [name for name, number in numbers_of.items() if number(read) != number(once)]
     print(f"{mistake:28} is seen by: {', '.join(seen)}")
 
 # %% [markdown]
 # Mistakes are seldom random. A loader that is wrong by a constant stride reads numbers that are off by
 # equal amounts, and such amounts cancel in a sum of numbers. Hashes have no such pattern.
+#
+# Now four ranks read the 24 samples, each its own. Their digests add up to that of the data set:
+
+# %%
+total = 0
+for rank in range(4):
+    numbers = np.arange(rank, 24, 4)
+    total = (total + digest(numbers)) % 2**64
+    print(f"rank {rank}: count {numbers.size:2}, digest {digest(numbers):20}")
+print(f"in all: count 24, digest {total:20}")
+print(f"the data set:     digest {digest(once):20}")
+
+# %% [markdown]
+# On ranks each one gathers the counts and the digests of all. This is all that is sent:
+
+
+# %%
+def gathered(comm, samples):
+    """Each rank has read every n-th sample; returns a row for each rank."""
+    numbers = np.arange(comm.rank, samples, comm.size)
+    mine = np.array([numbers.size, digest(numbers)], np.uint64)
+    return all_gather(comm, mine).reshape(comm.size, 2)
+
 
 # %% [markdown]
 # ## 5 Check
@@ -134,14 +147,15 @@ for number in ("103", "108"):
 # %%
 for samples in (1_000, 1_000_000):
     world = SimWorld(8)
-    rows = world.run(gathered, samples)[0].reshape(8, 2)
+    rows = world.run(gathered, samples)[0]
     sent = sum(world.traces[0].bytes_by_purpose().values())
     right = rows[:, 1].sum() == np.uint64(digest(np.arange(samples)))
-    print(
-        f"{samples:9,} samples: a rank sends {sent} B; the digests add up to that of all: {right}"
-    )
+    print(f"{samples:9,} samples: a rank sends {sent} B; the digests add up: {right}")
     assert right
 bytes_guess.judge(sent)
+
+# %% [markdown]
+# Eight ranks gather in 7 messages, each with the 16 B of one rank.
 
 # %% [markdown]
 # A job with the check trains what it trains without, and what one device trains:

@@ -22,6 +22,8 @@ from minidist.core.base.layout import offsets
 from minidist.core.collectives.calls import accumulate, algorithm, divide
 from minidist.core.comm.communicator import PointToPoint
 
+SHORT = 64 * 1024  # bytes of an array that a call may keep
+
 
 def all_reduce_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
     """Return what is sent: the whole array in each of floor(log2 n) rounds; a folded pair: the whole there and back."""
@@ -48,7 +50,11 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
         comm.send(array, rank + 1)
         comm.recv(array, rank + 1)
         return array
-    incoming = xp.empty_like(array)
+    # A call that is made again has an array already: to make one takes a tenth of the time of a short message.
+    incoming = comm.incoming
+    if incoming is None or incoming.shape != array.shape or incoming.dtype != array.dtype:
+        incoming = xp.empty_like(array)
+        comm.incoming = incoming if incoming.nbytes <= SHORT else None
     if takes:
         comm.recv(incoming, rank - 1)
         accumulate(op, incoming, array, array)

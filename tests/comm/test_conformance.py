@@ -183,6 +183,38 @@ def test_an_unchecked_world_numbers_calls_that_share_an_object(comm):
 
 
 @pytest.mark.mpi(2)
+def test_an_unchecked_world_checks_what_is_unlike_its_last_call(comm):
+    """Another shape, dtype, operation or algorithm gives the right result, and what cannot be summed is refused."""
+    world, exchanged = unchecked_world()
+    steps = {"recursive_doubling": 1, "ring": 2}
+    for shape, dtype, op, algorithm, expected in (
+        ((4,), np.float32, "sum", "recursive_doubling", 3),
+        ((2, 2), np.float32, "sum", "recursive_doubling", 3),
+        ((2, 2), np.float64, "sum", "recursive_doubling", 3),
+        ((6,), np.float64, "max", "recursive_doubling", 2),
+        ((6,), np.float64, "max", "auto", 2),
+        ((6,), np.float64, "max", "ring", 2),
+    ):
+        for _ in range(2):
+            array, before = np.full(shape, comm.rank + 1, dtype), len(exchanged)
+            assert all_reduce(world.comm, array, op, algorithm=algorithm) is array
+            assert len(exchanged) - before == steps.get(algorithm, len(exchanged) - before)
+            assert np.array_equal(array, np.full(shape, expected, dtype))
+    fixed = np.ones(6)
+    fixed.flags.writeable = False
+    for wrong, algorithm in (
+        (np.ones(12)[::2], "ring"),
+        (fixed, "ring"),
+        (np.ones(6, complex), "ring"),
+        (np.ones(6), []),
+    ):
+        with pytest.raises(UsageError):
+            all_reduce(world.comm, wrong, "max", algorithm=algorithm)
+    world.finish()
+    world.close()
+
+
+@pytest.mark.mpi(2)
 def test_an_unchecked_world_of_2(comm):
     unchecked(comm)
 

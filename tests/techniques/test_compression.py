@@ -73,6 +73,13 @@ def test_on_the_data_axis_of_other_layouts(method, ranks, layout):
     )
 
 
+@each("method", METHODS)
+@each("layout", [{"tp": 2}, {"tp": 2, **ZERO_2}, {"model": "llama", "heads": 4, "tp": 4, "kv_heads": 2, "ffn": 24}])
+def test_what_tensor_parallel_ranks_hold_whole_stays_equal_on_them(method, layout):
+    # Each rank compresses norms next to another shard, which must not decide what is sent of the norms.
+    run(2 * layout["tp"], compression=method, check_replicas=True, **layout)
+
+
 def test_top_k_of_everything_has_the_bits_of_data_parallelism():
     for ranks in (1, 3):
         one_bucket = {"bucket_cap_mb": 25.0, "optimizer": "adam"}

@@ -62,11 +62,11 @@ class DirectCall(DirectMessages, CheckedCall):
 
 
 class DirectComm(DirectMessages, CheckedComm):
-    """A rank's handle on a group of ranks; equal calls of it are one object (`ended`)."""
+    """A rank's handle on a group of ranks; an all-reduce like the one before is the same object (`last`)."""
 
     call_class = DirectCall
 
     def __init__(self, world: Any, origin: str, members: Sequence[int], rank: int, label: str = "") -> None:
         super().__init__(world, origin, tuple(members), rank, label)
-        self.ended = {}
+        self.last = []
         self.__dict__["ranks"] = tuple(self.ranks)  # an element of a range takes longer to get

@@ -133,6 +133,18 @@ def all_reduce(
 
     equal: a text that every rank must pass equal (whose gradient it is); compared with each message, at no cost.
     """
+    # Where nothing is checked or recorded, a call like the last one is that one with another number, and its arguments
+    # are not looked at again: that takes as long as a short message.
+    last = getattr(comm, "last", None)
+    if last and not async_op and array.__class__ is np.ndarray and array.flags.carray and algorithm.__class__ is str:
+        if algorithm in hooks.choosers:
+            algorithm = hooks.choosers[algorithm](comm, "all_reduce", array.nbytes)
+        given, call, run = last.pop()
+        if given == (algorithm, op, array.dtype):
+            call.tag, call.nodes = next(comm.numbers) & MAX_TAG, comm.nodes
+            run(call, array, op)
+            last.append((given, call, run))
+            return array
     equal = hooks.check_call(comm, "all_reduce", array, op, equal)
     return run_call(comm, "all_reduce", algorithm, async_op, array, op, op=op, equal=equal)
 
@@ -241,26 +253,18 @@ def run_call(
     if algorithm in hooks.choosers:
         algorithm = hooks.choosers[algorithm](comm, operation, arguments[0].nbytes if nbytes is None else nbytes)
 
-    # One number for the whole call; all its messages carry it as their tag. Where nothing is checked or recorded, equal
-    # calls differ by it alone, so the object of one that has ended is used again.
-    ended, key = comm.ended, (operation, algorithm, op)
-    opened = ended.pop(key, None) if ended and not async_op else None
-    if opened is not None:
-        opened[0].tag, opened[0].nodes = next(comm.numbers) & MAX_TAG, comm.nodes
-    else:
-        chosen = ALGORITHMS[operation][algorithm]
-        function = chosen.run
-        if comm.world.folds:
-            function = partial(hooks.one_event().run_as_one_event, operation, chosen)
-        # With `equal`, the name is what must be equal on both sides of each message, however the algorithm is spelled.
-        name = f"{operation}/{chosen.name} {op}".removesuffix(" sum")
-        call = comm.collective(name, equal or "", root, chosen.is_users, arguments[0])
-        opened = call, function, chosen.is_users
-    call, function, is_users = opened
+    chosen = ALGORITHMS[operation][algorithm]
+    function = chosen.run
+    if comm.world.folds:
+        function = partial(hooks.one_event().run_as_one_event, operation, chosen)
 
-    if not async_op:
-        result = function(call, *arguments)
-        if ended is not None and not is_users:
-            ended[key] = opened
-        return result
-    return comm.world.run_async(Work(call, partial(function, call, *arguments), arguments))
+    # One number for the whole call; all its messages carry it as their tag. With `equal`, the name is what must be
+    # equal on both sides of each message, however the algorithm is spelled.
+    name = f"{operation}/{chosen.name} {op}".removesuffix(" sum")
+    call = comm.collective(name, equal or "", root, chosen.is_users, arguments[0])
+    if async_op:
+        return comm.world.run_async(Work(call, partial(function, call, *arguments), arguments))
+    result = function(call, *arguments)
+    if comm.last is not None and operation == "all_reduce" and not chosen.is_users:
+        comm.last[:] = [((algorithm, op, arguments[0].dtype), call, function)]
+    return result

@@ -99,15 +99,16 @@ class PointToPoint:
     name: of the communicator. context: messages of different contexts never meet. operation: for traces and reports.
     match_key: what both sides of a message must have equal. tag: that of messages that name none; in a collective call
     its number, which all its messages carry. nodes: the ranks node by node, where the links (`TwoLevel`) say them.
-    numbers, ended: of a `Comm`, its next call's numbers, and the calls that have ended, where they may be used again.
-    choices: of a `Comm`, which algorithm "auto" has taken by measured times, by operation and bytes.
+    numbers, last: of a `Comm`, those of its calls, and its last all-reduce where it may be made again. choices: of a
+    `Comm`, which algorithm "auto" has taken, by operation and bytes. incoming: of a call, the array it has received in.
 
     Arrays must be C-contiguous; nothing is copied.
     """
 
     numbers: Any = None
-    ended: dict[Any, Any] | None = None
+    last: list[Any] | None = None
     choices: dict[tuple[str, int], str] | None = None
+    incoming: Any = None
 
     def __init__(self, world: Any, name: str, members: Sequence[int], rank: int) -> None:
         self.world, self.name, self.context, self.members, self.rank = world, name, name, members, rank

@@ -8,6 +8,7 @@ Proved by: tests/techniques/test_compressors.py, tests/techniques/test_compressi
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,55 @@ from minidist.base import arrays as xp
 from minidist.collectives.closed_forms import volume
 from minidist.core.base.arrays import is_half
 from minidist.core.base.errors import UsageError
+from minidist.core.base.layout import cut
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, PointToPoint
 from minidist.core.parallel.data_parallel import Bucket
 from minidist.parallel.compressor import Compressor
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some parameters of a bucket, as a bucket: those that the same ranks hold."""
+
+    index: Any
+    bucket: Bucket
+    parameters: Sequence[Any]
+    places: Sequence[Any]  # the slices of the bucket where its parameters are
+
+    @property
+    def flat(self) -> Any:
+        """The flat parameters of the bucket."""
+        return self.bucket.flat
+
+    @property
+    def slice(self) -> slice:
+        """The place of the bucket in them."""
+        return self.bucket.slice
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return sum(self._sizes())
+
+    @property
+    def buffer(self) -> np.ndarray:
+        """The gradients, 1-D."""
+        return self.of(self.bucket.buffer)
+
+    def of(self, array: np.ndarray) -> np.ndarray:
+        """Return the elements of this part from an array of the whole bucket."""
+        pieces = [array[place] for place in self.places]
+        return pieces[0] if len(pieces) == 1 else xp.concatenate(pieces)
+
+    def put(self, array: np.ndarray, values: np.ndarray) -> None:
+        """Put the values of this part into an array of the whole bucket."""
+        for place, piece in zip(self.places, cut(values, self._sizes()), strict=True):
+            array[place] = piece
+
+    def _sizes(self) -> list[int]:
+        return [place.stop - place.start for place in self.places]
 
 
 class GradientCompressor(Compressor):
@@ -29,48 +74,73 @@ class GradientCompressor(Compressor):
     What a rank sends of its gradient are the arrays of `encode`, and what they stand for is `decode` of them.
     """
 
+    by_bucket = False  # does what it sends of an element depend on the other elements of the bucket?
     error_feedback = False  # does it keep a residual?
     ring = False  # are the arrays summed in ring all-reduces? otherwise every rank gets those of all others
 
     def __init__(self, comm: Comm, op: str = "mean") -> None:
         super().__init__(comm, op)
-        self.residuals: dict[int, np.ndarray] = {}  # bucket index -> what this rank has not sent yet
+        self.residuals: dict[Any, np.ndarray] = {}  # index of a part -> what this rank has not sent yet
 
-    def corrected(self, bucket: Bucket) -> np.ndarray:
+    def parts(self, bucket: Bucket) -> list[Part]:
+        """Return what is compressed together: the bucket, or its parameters by who holds them.
+
+        Tensor-parallel ranks hold the same norms next to different shards. If the shards decided what is sent of the
+        norms' gradients, each rank would send something else, and the copies of the norms would drift apart.
+        """
+        held: dict[Any, list[Any]] = {}
+        for parameter in bucket.parameters if self.by_bucket else ():
+            layout = getattr(parameter, "layout", None)
+            held.setdefault(layout and (layout.axes, layout.copies), []).append(parameter)
+        if len(held) < 2:
+            return [Part(bucket.index, bucket, bucket.parameters, [slice(0, bucket.size)])]
+        places = {p: bucket.flat.slice_of(p) for p in bucket.parameters}
+        start = bucket.slice.start
+        return [
+            Part(
+                (bucket.index, by), bucket, mine, [slice(places[p].start - start, places[p].stop - start) for p in mine]
+            )
+            for by, mine in held.items()
+        ]
+
+    def corrected(self, bucket: Bucket | Part) -> np.ndarray:
         """Return the gradient plus the residual of earlier steps, as a new array; float32 for 16-bit gradients."""
         residual = self.residuals.get(bucket.index)
         gradient: np.ndarray = bucket.buffer.astype(wide(bucket.buffer.dtype))
         return gradient if residual is None else gradient + residual
 
-    def wire(self, bucket: Bucket) -> list[tuple[int, Any]]:
+    def wire(self, bucket: Any) -> list[tuple[int, Any]]:
         """Return the elements and the dtype of each array of `encode`."""
         raise NotImplementedError
 
-    def encode(self, bucket: Bucket) -> list[np.ndarray]:
+    def encode(self, bucket: Any) -> list[np.ndarray]:
         """Return this rank's gradient compressed, as 1-D arrays, and keep its residual."""
         raise NotImplementedError
 
-    def decode(self, bucket: Bucket, parts: Sequence[np.ndarray]) -> np.ndarray:
+    def decode(self, bucket: Any, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Return the gradient that such arrays stand for."""
         raise NotImplementedError
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
         n, total = self.comm.size, 0
-        for size, dtype in self.wire(bucket):
+        for size, dtype in (array for part in self.parts(bucket) for array in self.wire(part)):
             elements = volume("all_reduce", "ring", size, n, rank).elements if self.ring else (n - 1) * size
             total += elements * np.dtype(dtype).itemsize
         return total
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Do a ring all-gather of each array, and add what they stand for in rank order: the same bits on all ranks."""
-        parts = self.encode(bucket)
-        gathered = [all_gather(comm, part).reshape(comm.size, part.size) for part in parts]
         total = xp.zeros(bucket.size, wide(bucket.flat.dtype), bucket.buffer)
-        for rank in range(comm.size):
-            total += self.decode(bucket, [part[rank] for part in gathered])
+        for part in self.parts(bucket):
+            gathered = [all_gather(comm, array).reshape(comm.size, array.size) for array in self.encode(part)]
+            # Every rank adds in rank order.
+            of_part = xp.zeros(part.size, total.dtype, total)
+            for rank in range(comm.size):
+                of_part += self.decode(part, [array[rank] for array in gathered])
+            part.put(total, of_part)
         self.finish(bucket, total)
 
-    def keep(self, bucket: Bucket, residual: np.ndarray) -> None:
+    def keep(self, bucket: Bucket | Part, residual: np.ndarray) -> None:
         """Keep what was not sent for the next step; it counts as memory for communication."""
         self.residuals[bucket.index] = track(residual, "communication")
 
@@ -86,8 +156,9 @@ class GradientCompressor(Compressor):
         flat = buckets[0].flat
         result = xp.zeros(flat.numel, wide(flat.dtype), next(iter(self.residuals.values()), None))
         for bucket in buckets:
-            if bucket.index in self.residuals:
-                result[bucket.slice] = self.residuals[bucket.index]
+            for part in self.parts(bucket):
+                if part.index in self.residuals:
+                    part.put(result[bucket.slice], self.residuals[part.index])
         return result
 
     def load_residual(self, buckets: Sequence[Bucket], residual: np.ndarray) -> None:
@@ -99,7 +170,8 @@ class GradientCompressor(Compressor):
                 f"({flat.numel},) {flat.dtype}; resume with the model and --compression that it was saved with"
             )
         for bucket in buckets:
-            self.keep(bucket, xp.on_device_of(bucket.flat.data, residual[bucket.slice].copy()))
+            for part in self.parts(bucket):
+                self.keep(part, xp.on_device_of(bucket.flat.data, part.of(residual[bucket.slice]).copy()))
 
     def shared_state(self) -> dict[str, np.ndarray]:
         """Return what else the next step depends on: arrays by name, equal on all ranks."""

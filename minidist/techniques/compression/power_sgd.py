@@ -79,7 +79,7 @@ class PowerSGD(GradientCompressor):
 
     def shared_state(self) -> dict[str, np.ndarray]:
         """Return the queries, (k, r) each, which are equal on all ranks."""
-        return dict(self.queries)
+        return dict(sorted(self.queries.items()))
 
     def load_shared_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue from the queries of the step before."""

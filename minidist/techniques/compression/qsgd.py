@@ -14,7 +14,6 @@ from minidist.base.coordinates import Key, uniform
 from minidist.base.limits import check_whole
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
-from minidist.core.parallel.data_parallel import Bucket
 from minidist.techniques.compression.error_feedback import GradientCompressor, wide
 
 MAX_LEVELS = 127  # a signed byte
@@ -27,6 +26,7 @@ class QSGD(GradientCompressor):
     seed, the rank, the bucket and the number of the call, so a run can be repeated.
     """
 
+    by_bucket = True
     settings = ("op", "levels")
 
     def __init__(self, comm: Comm, levels: int = 127, seed: int = 0, op: str = "mean") -> None:
@@ -34,10 +34,10 @@ class QSGD(GradientCompressor):
         if check_whole(f"rank {comm.rank}: QSGD: levels", levels, 1) > MAX_LEVELS:
             raise UsageError(f"rank {comm.rank}: QSGD with {levels} levels; a byte holds 1 to {MAX_LEVELS}")
         self.levels, self.seed = levels, seed
-        self.calls: dict[int, int] = {}
+        self.calls: dict[Any, int] = {}
         self.before = 0  # calls in the job that this one goes on from
 
-    def wire(self, bucket: Bucket) -> list[tuple[int, Any]]:
+    def wire(self, bucket: Any) -> list[tuple[int, Any]]:
         """Return a value, and d B."""
         return [(1, wide(bucket.flat.dtype)), (bucket.size, np.int8)]
 
@@ -54,7 +54,7 @@ class QSGD(GradientCompressor):
             )
         self.calls, self.before = {}, int(state["calls"])
 
-    def encode(self, bucket: Bucket) -> list[np.ndarray]:
+    def encode(self, bucket: Any) -> list[np.ndarray]:
         """Return the norm, (1,), and the levels."""
         x, call = self.corrected(bucket), self.calls.get(bucket.index, self.before)
         self.calls[bucket.index] = call + 1
@@ -64,7 +64,7 @@ class QSGD(GradientCompressor):
         levels, norm = quantize(x, self.levels, xp.to_device(uniform(key, 0, x.size)))
         return [norm, levels]
 
-    def decode(self, bucket: Bucket, parts: Sequence[np.ndarray]) -> np.ndarray:
+    def decode(self, bucket: Any, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Return the values of the levels."""
         norm, levels = parts
         return dequantize(levels, norm[0], self.levels)

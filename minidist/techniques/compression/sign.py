@@ -10,20 +10,19 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
-from minidist.core.parallel.data_parallel import Bucket
 from minidist.techniques.compression.error_feedback import GradientCompressor, wide
 
 
 class Sign(GradientCompressor):
     """Sends one bit per element and one number per bucket, the mean magnitude. Zero counts as positive."""
 
-    error_feedback = True
+    by_bucket = error_feedback = True
 
-    def wire(self, bucket: Bucket) -> list[tuple[int, Any]]:
+    def wire(self, bucket: Any) -> list[tuple[int, Any]]:
         """Return a value, and d/8 B."""
         return [(1, wide(bucket.flat.dtype)), (-(-bucket.size // 8), np.uint8)]
 
-    def encode(self, bucket: Bucket) -> list[np.ndarray]:
+    def encode(self, bucket: Any) -> list[np.ndarray]:
         """Return the mean magnitude, (1,), so that the sum of |x| is kept, and eight signs in each byte."""
         x = self.corrected(bucket)
         scale = xp.absolute(x).sum(keepdims=True) / x.dtype.type(x.size)
@@ -31,7 +30,7 @@ class Sign(GradientCompressor):
         self.keep(bucket, x - signed(signs, scale, x.size))
         return [scale, signs]
 
-    def decode(self, bucket: Bucket, parts: Sequence[np.ndarray]) -> np.ndarray:
+    def decode(self, bucket: Any, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Return +scale and -scale."""
         scale, signs = parts
         return signed(signs, scale, bucket.size)

@@ -14,7 +14,6 @@ from minidist.base import arrays as xp
 from minidist.base.limits import check_number
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
-from minidist.core.parallel.data_parallel import Bucket
 from minidist.techniques.compression.error_feedback import GradientCompressor, wide
 
 
@@ -26,7 +25,7 @@ class TopK(GradientCompressor):
     k: how many (of a bucket that has as many), or, below 1, which share of each bucket, rounded up.
     """
 
-    error_feedback = True
+    by_bucket = error_feedback = True
     settings = ("op", "k")
 
     def __init__(self, comm: Comm, k: float, op: str = "mean") -> None:
@@ -38,7 +37,7 @@ class TopK(GradientCompressor):
             )
         self.k = k
 
-    def kept(self, bucket: Bucket) -> int:
+    def kept(self, bucket: Any) -> int:
         """Return how many elements of this bucket travel."""
         size = bucket.size
         if self.k > size:
@@ -48,11 +47,11 @@ class TopK(GradientCompressor):
             )
         return ceil(self.k * size) if self.k < 1 else int(self.k)
 
-    def wire(self, bucket: Bucket) -> list[tuple[int, Any]]:
+    def wire(self, bucket: Any) -> list[tuple[int, Any]]:
         """Return k indices of 4 B and k values."""
         return [(self.kept(bucket), np.int32), (self.kept(bucket), bucket.flat.dtype)]
 
-    def encode(self, bucket: Bucket) -> list[np.ndarray]:
+    def encode(self, bucket: Any) -> list[np.ndarray]:
         """Return the indices of the largest elements, and these."""
         x, k = self.corrected(bucket), self.kept(bucket)
         magnitude = xp.absolute(x)
@@ -69,7 +68,7 @@ class TopK(GradientCompressor):
         self.keep(bucket, x)
         return [largest, values]
 
-    def decode(self, bucket: Bucket, parts: Sequence[np.ndarray]) -> np.ndarray:
+    def decode(self, bucket: Any, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Return the values at their places, and zeros."""
         largest, values = parts
         result = xp.zeros(bucket.size, wide(bucket.flat.dtype), values)
