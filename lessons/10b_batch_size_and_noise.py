@@ -50,7 +50,7 @@ samples_guess = predict("by the formula, times as many samples with a batch of 2
 # **A batch is as large as its gradient is noisy.** It saves samples, where the batch is larger than
 # the noise asks for, and steps, where it is smaller. Knowing the noise costs one number per step.
 #
-# The same GPT with 4 samples per step and a learning rate of 0.2, and with 64 samples and three times
+# The same small GPT (`small_job` returns the settings of its training) with 4 samples per step and a learning rate of 0.2, and with 64 samples and three times
 # the rate. Every point is the mean loss of 64 samples: of sixteen steps, or of one. From the same samples the
 # batch of 4 learns much more:
 
@@ -144,8 +144,8 @@ assert 0.5 < taken[256] / taken[4] / samples[256] < 2
 # %% [markdown]
 # ## 6 Break it
 #
-# Scale the rate with the batch above the noise scale, too: sixteen times the samples, so sixteen times the
-# rate, where the table says 3. And then with a batch of 256, whose gradient has hardly any noise:
+# Scale the rate with the batch above the noise scale, too: 64 samples in place of 4, so sixteen times the
+# rate, where the table says 3. And then the same rate with a batch of 256, whose gradient has hardly any noise:
 
 # %%
 for batch in (64, 256):

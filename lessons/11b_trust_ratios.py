@@ -25,8 +25,8 @@
 # %% [markdown]
 # ## 2 Predict
 #
-# For SGD a guess within half of the answer is good enough. Adam can be derived; a seventh off is good
-# enough.
+# Adam's first step moves every entry by about the same length. Divide it by the size of the entries, for both kinds
+# of matrices; a seventh off is good enough.
 
 # %%
 from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
@@ -153,7 +153,8 @@ print(
 assert sent / layers == 2 * 3 / 4 * 288
 
 # %% [markdown]
-# Three steps of four ranks against one device, every gradient, weight and optimizer state of each step:
+# Three steps of four ranks against one device. `compare_rank` trains the job of `small_job` on these ranks and on
+# one device, and compares every gradient, weight and optimizer state of each step:
 
 
 # %%
@@ -169,8 +170,9 @@ for zero, verdict in right.items():
 # %% [markdown]
 # ## 6 Break it
 #
-# With ZeRO 1, each rank takes the ratio of what it has. The weights are not those of one device, and the
-# losses of three steps (each has other samples) are the same to three digits:
+# With ZeRO 1, each rank takes the ratio of what it has: here `LayerSums`, which sums the squares over the ranks,
+# is replaced by a function that returns this rank's own. The weights are not those of one device, and the losses of
+# three steps (each has other samples) are the same to three digits:
 
 # %%
 with patch.object(LayerSums, "__call__", lambda self, sums: sums):
