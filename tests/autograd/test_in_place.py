@@ -39,16 +39,8 @@ def test_a_parameter_that_changes_between_forward_and_backward_is_an_error(chang
         FlatParameters(model.parameters())
     _, loss = model_and_loss(model)
     change(model.layers[1].weight)
-    with pytest.raises(VersionError, match=r"'layers.1.weight' was (changed|written to) between forward and backward"):
-        loss.backward()
-
-
-def test_a_change_through_the_flat_array_is_an_error():
-    model = MLP([6, 5, 3])
-    flat = FlatParameters(model.parameters())
-    _, loss = model_and_loss(model)
-    flat.data[...] *= 3
-    with pytest.raises(VersionError, match="call backward before its values change"):
+    between = r"'layers.1.weight' was (changed|written to) between forward and backward.*call backward before"
+    with pytest.raises(VersionError, match=between):
         loss.backward()
 
 

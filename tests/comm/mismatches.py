@@ -154,7 +154,11 @@ def collectives_on_two_communicators_in_another_order(comm):
 # --- communicators ---
 
 
-@differ(r"^labels differ: .*labelled 'red' .* on rank 0, but a group labelled 'blue' .* on rank 1")
+@differ(
+    r"^labels differ: call 1 of group, dup or split on world is a group labelled 'red' of \[0, 1\] on rank 0, but a"
+    r" group labelled 'blue' of \[0, 1\] on rank 1, at .*every member must make the same communicators in the same"
+    r" order, with the same labels"
+)
 def labels(comm):
     comm.group([0, 1], per_rank(comm, "red", "blue"))
 

@@ -715,6 +715,21 @@ MUTATIONS = {
         ),
         ("return y, all_reduce(comm, d_hidden @ a.T)", "return y", "2 values are asked for: return them as a"),
     ],
+    "14b.split_mlp": [
+        (
+            "    rows = all_gather",
+            "    all_gather = reduce_scatter = lambda comm, array: array\n    rows = all_gather",
+            "nothing has travelled",
+        ),
+        ("reduce_scatter(comm, part).reshape(x.shape)", "all_reduce(comm, part)", "a rank returns its own two rows"),
+        ("(slope @ b.T) * (hidden > 0)", "slope @ b.T", "y is right, x's gradient is not"),
+        (
+            "reduce_scatter(comm, part).reshape(x.shape)",
+            "all_reduce(comm, part)[len(x) * comm.rank :][: len(x)]",
+            "a reduce-scatter only its own",
+        ),
+        ("all_gather(comm, gradient).reshape(-1, x.shape[1])", "gradient", "do the shapes fit?"),
+    ],
     "14b.split_cross_entropy": [
         ('all_reduce(comm, logits.max(axis=1), "max")', "np.zeros(len(targets))", "overflows exp"),
         (

@@ -11,12 +11,8 @@ import pytest
 import minidist
 from minidist.comm import SimWorld
 from minidist.core import collectives
-from minidist.core.autograd import Tensor
 from minidist.core.base.errors import DeadlockError, MismatchError
-from minidist.core.parallel.data_parallel import GradientReducer
-from minidist.parallel.data_parallel import DistributedDataParallel
 from tests.cases import each
-from tests.parallel.replicas import Nested, batch
 
 ALGORITHMS = sorted(minidist.ALGORITHMS["all_reduce"])
 SENDS = [0, 1 << 20]
@@ -52,30 +48,3 @@ def test_another_collective_in_its_place_is_named(algorithm, eager_bytes):
     names = rf"(?s)all_reduce/{algorithm}.*all_gather/ring|all_gather/ring.*all_reduce/{algorithm}"
     with pytest.raises((MismatchError, DeadlockError), match=names):  # met, or each waiting for the other: both named
         SimWorld(3, eager_bytes=eager_bytes).run(training, algorithm, (1, 1), instead)
-
-
-def test_a_rank_that_drops_a_bucket(monkeypatch):
-    """Inject it into the reducer: rank 1 decides that bucket 0 needs no sum (an overflow that it alone has seen)."""
-
-    def step(comm):
-        inputs, gradient = batch(comm.rank)
-        ddp = DistributedDataParallel(Nested(), comm, bucket_cap_mb=200e-6)
-        ddp(Tensor(inputs)).backward(gradient)
-        return ddp.flat.grad.tobytes()
-
-    assert len(set(SimWorld(3).run(step))) == 1
-    launch = GradientReducer.launch
-
-    class Nothing:
-        def wait(self):
-            pass
-
-    def drop(self, bucket):
-        if self.comm.rank == 1 and bucket.index == 0:
-            self.works.append(Nothing())
-        else:
-            launch(self, bucket)
-
-    monkeypatch.setattr(GradientReducer, "launch", drop)
-    with pytest.raises((DeadlockError, MismatchError), match="all_reduce/ring"):
-        SimWorld(3).run(step)

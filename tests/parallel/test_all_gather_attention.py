@@ -9,7 +9,6 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import ShapeError, Tensor, causal_attention
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
-from minidist.nn.ops.grouped_attention import grouped_query_attention
 from minidist.parallel.context import AllGatherAttention, document_ids, documents
 from minidist.parallel.context.orders import sequence_positions
 from minidist.parallel.context.ulysses import UlyssesAttention
@@ -68,24 +67,15 @@ def test_forward_and_backward_equal_one_device(ranks, kind, ids):
         for part, whole in zip(parts, gradients, strict=True):
             assert np.abs(part - whole[:, mine]).max() < 1e-12
 
+    packed = Tensor(random(3, 2, 8, 24))
+    assert np.allclose(AllGatherAttention(None, 8)(packed, 2).data, causal_attention(packed, 2).data, atol=1e-13)
+
     # A direction in each of q, k, v.
     for at in range(3):
         step = random(20 + at, *qkv[at].shape)
         moved = [[a + sign * 1e-6 * step if i == at else a for i, a in enumerate(qkv)] for sign in (1, -1)]
         slope = ((by_hand(*moved[0], ids) - by_hand(*moved[1], ids)) * g).sum() / 2e-6
         assert (gradients[at] * step).sum() == pytest.approx(slope, rel=1e-6)
-
-
-def test_without_documents_it_is_the_attention_of_one_device():
-    qkv, g = [random(i, 2, 8, heads, 4) for i, heads in enumerate((4, 2, 2))], random(9, 2, 8, 4, 4)
-    inputs = [Tensor(a, requires_grad=True) for a in qkv]
-    expected = grouped_query_attention(*inputs)
-    expected.backward(g)
-    for mine, y, parts, _ in attend(2, qkv, g, None):
-        assert np.abs(y - expected.data[:, mine]).max() < 1e-13
-        assert all(np.abs(a - x.grad[:, mine]).max() < 1e-12 for a, x in zip(parts, inputs, strict=True))
-    packed = Tensor(random(3, 2, 8, 24))
-    assert np.allclose(AllGatherAttention(None, 8)(packed, 2).data, causal_attention(packed, 2).data, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])

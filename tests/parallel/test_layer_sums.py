@@ -8,20 +8,15 @@ import pytest
 from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
-from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
-from minidist.optim import LAMB
 from minidist.optim.exact_sums import LIMBS
 from minidist.parallel import LayerSums
 from minidist.parallel.layer_sums import layer_sums_volume
-from minidist.parallel.whole_tensors import gather_tensors
-from minidist.parallel.zero import ZeroOptimizer
 from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
 from tests.cases import each
 from tests.equality.test_equality import verdict
 from tests.jobs import SMALL_GPT, train_in_closed_form
-from tests.parallel.models import assert_same, loss_of, one_device, small_gpt
 
 GPT = SMALL_GPT | {"steps": 3, "micro_batch": 2, "reduction": "ordered", "clip": 0.5, "weight_decay": 0.1}
 LAMB_JOB = {"optimizer": "lamb", "lr": 0.05, "betas": "0.8,0.95", "eps": 1e-4}
@@ -129,36 +124,6 @@ def test_a_resumed_job_continues_with_the_same_bits_and_the_same_settings(job, z
     with pytest.raises(UsageError, match=sentence):
         digests(save=str(tmp_path), resume=True, **other)
     assert digests(save=str(tmp_path), resume=True) == straight
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_loop_of_ones_own(stage):
-    """ZeroOptimizer adds the sums by itself; fully_shard is told over which ranks."""
-    settings = {"lr": 0.05, "weight_decay": 0.1}
-
-    def program(comm):
-        model = small_gpt()
-        if stage == 3:
-            parameters = list(model.parameters())
-            for part in (*model.transformer.h, model):
-                fully_shard(part, mesh=comm, reduction="sum", algorithm="ordered")
-            shards, sums = shards_of(model), LayerSums(parameters, shards=comm)
-            optimizer = LAMB(sharded_parameters(model), layer_sums=sums, **settings)
-        else:
-            optimizer = ZeroOptimizer(
-                model, LAMB, comm=comm, stage=stage, reduction="sum", algorithm="ordered", **settings
-            )
-            shards = [optimizer.shard]
-        for step in range(2):
-            for shard in shards:
-                shard.flat.zero_grad()
-            loss_of(model, step, comm.rank, comm.size).backward()
-            optimizer.step()
-        return gather_tensors(shards, getattr(optimizer, "optimizer", optimizer))
-
-    expected = one_device(lambda flat: LAMB(flat, **settings), 2, 1, False)
-    for result in SimWorld(2).run(program):
-        assert_same(result, expected)
 
 
 def test_key_value_heads_that_neighbours_share_count_once():

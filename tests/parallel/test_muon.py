@@ -4,20 +4,18 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
-from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
+from minidist.core.parallel.fsdp import fully_shard, sharded_parameters
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.optim import Muon
 from minidist.parallel import WholeMatrices
 from minidist.parallel.whole_matrices import muon_volume
-from minidist.parallel.whole_tensors import gather_tensors
-from minidist.parallel.zero import ZeroOptimizer
 from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
 from tests.cases import each
 from tests.equality.test_equality import verdict
 from tests.jobs import train_in_closed_form
-from tests.parallel.models import assert_same, loss_of, one_device, small_gpt
+from tests.parallel.models import small_gpt
 
 JOB = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov", "steps": 2}
 JOB |= {"micro_batch": 2, "reduction": "ordered", "clip": 0.5, "weight_decay": 0.1}
@@ -118,35 +116,11 @@ def test_a_resumed_job_continues_with_the_same_bits_on_another_layout(tmp_path):
     assert digest(zero=1, save=str(tmp_path), resume=True, keep=None) == straight
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_loop_of_ones_own(stage):
-    """ZeroOptimizer gathers by itself; with fully_shard it is told which parameters, and refused without."""
-    settings = {"lr": 0.05, "weight_decay": 0.1}
-
+def test_matrices_of_shards_are_refused_without_a_way_to_gather_them():
     def program(comm):
-        model = small_gpt()
-        if stage == 3:
-            parameters = list(model.parameters())
-            for part in (*model.transformer.h, model):
-                fully_shard(part, mesh=comm, reduction="sum", algorithm="ordered")
-            with pytest.raises(UsageError, match=r"Muon orthogonalises the whole of .* pass whole_matrices="):
-                Muon(sharded_parameters(model), **settings)
-            whole = WholeMatrices(parameters)
-            shards, optimizer = shards_of(model), Muon(sharded_parameters(model), whole_matrices=whole, **settings)
-        else:
-            optimizer = ZeroOptimizer(
-                model, Muon, comm=comm, stage=stage, reduction="sum", algorithm="ordered", **settings
-            )
-            shards = [optimizer.shard]
-        for step in range(2):
-            for shard in shards:
-                shard.flat.zero_grad()
-            loss_of(model, step, comm.rank, comm.size).backward()
-            optimizer.step()
-        return gather_tensors(shards, getattr(optimizer, "optimizer", optimizer))
+        with pytest.raises(UsageError, match=r"Muon orthogonalises the whole of .* pass whole_matrices="):
+            Muon(sharded_parameters(fully_shard(small_gpt(), mesh=comm)), lr=0.05)
 
-    expected = one_device(lambda flat: Muon(flat, **settings), 2, 1, False)
-    for result in SimWorld(2).run(program):
-        assert_same(result, expected)
+    SimWorld(2).run(program)
     with pytest.raises(UsageError, match="form='all'; it must be 'owner' or 'everywhere'"):
         WholeMatrices([], form="all")

@@ -199,7 +199,7 @@ def pipeline(comm, kind):
 PROGRAMS = [data_parallel, by_parameter, zero_1, zero_2, sharded, units, tensor_parallel, pipeline]
 
 
-@each("kind", SETTINGS, sampled=6)
+@each("kind", SETTINGS)
 @each("program", [*PROGRAMS, offloaded, sharded_on_the_host])
 def test_a_branch_that_is_used_late_is_stepped_as_on_one_device(program, kind):
     if program is offloaded and kind in (LAMB, Muon):

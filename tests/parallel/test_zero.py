@@ -1,4 +1,4 @@
-"""ZeRO 1 and 2 equal data parallelism and one device bit for bit, send what the paper says, and hold what it says."""
+"""ZeRO 1 and 2 equal one device bit for bit, send what the paper says, and hold what it says."""
 
 from contextlib import nullcontext
 from functools import cache
@@ -12,18 +12,16 @@ from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
-from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import AdamW
 from minidist.core.parallel.zero import Shard
-from minidist.optim import SGD, clip_grad_norm_
-from minidist.parallel.data_parallel import DistributedDataParallel
+from minidist.optim import SGD
 from minidist.parallel.shards import state_ranges
 from minidist.parallel.unreduced import UnusedParameterError
 from minidist.parallel.whole_tensors import gather_tensors
 from minidist.parallel.zero import ZeroOptimizer
 from minidist.planning import block_bytes
 from tests.cases import each
-from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt, tensors_of
+from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
 
 OPTIMIZERS = {"adam": (AdamW, {"lr": 0.01, "weight_decay": 0.1}), "sgd": (SGD, {"lr": 0.1, "momentum": 0.9})}
 FROZEN = ("wpe", "h.0.mlp.c_fc", "ln_f")
@@ -66,26 +64,6 @@ def zero(
     return gather_tensors([sharded.shard], sharded.optimizer)
 
 
-def data_parallel(comm, stage, optimizer="adam", local=2, steps=2, clip=None, frozen=()):
-    """The same with DDP: `no_sync` for stage 1, a reduction for each micro-batch for stage 2."""
-    kind, settings = OPTIMIZERS[optimizer]
-    model = small_gpt(frozen=frozen)
-    flat = FlatParameters(model.parameters())
-    ddp, stepper = (
-        DistributedDataParallel(model, comm, reduction="sum", algorithm="ordered", flat=flat),
-        kind(flat, **settings),
-    )
-    for step in range(steps):
-        flat.zero_grad()
-        for i in range(local):
-            with ddp.no_sync() if stage == 1 and i < local - 1 else nullcontext():
-                loss_of(ddp, step, comm.rank * local + i, comm.size * local).backward()
-        if clip is not None:
-            clip_grad_norm_(flat, clip)
-        stepper.step()
-    return tensors_of(flat, stepper)
-
-
 @cache
 def expected_of(ranks, local, each, optimizer="adam", steps=2, clip=None, frozen=()):
     """What one device computes, once for all tests that ask for it. each: contributions are added every micro-batch."""
@@ -98,11 +76,10 @@ def expected_of(ranks, local, each, optimizer="adam", steps=2, clip=None, frozen
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("stage", [1, 2])
-def test_zero_equals_data_parallel_and_one_device_bit_for_bit(stage, optimizer, ranks):
+def test_zero_equals_one_device_bit_for_bit(stage, optimizer, ranks):
     expected = expected_of(ranks, 2, stage == 2, optimizer, clip=0.3)
     for result in SimWorld(ranks).run(zero, stage, optimizer, clip=0.3):
         assert_same(result, expected)
-    assert_same(SimWorld(ranks).run(data_parallel, stage, optimizer, clip=0.3)[0], expected)
 
 
 @pytest.mark.parametrize("stage", [1, 2])

@@ -132,7 +132,16 @@ def test_shards_are_whole_elements():
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("gpt2", 124_439_808), ("gpt2-xl", 1_557_611_200), ("llama-7b", 6_738_415_616), ("llama-65b", 65_285_660_672)],
+    [
+        ("gpt2", 124_439_808),
+        ("gpt2-xl", 1_557_611_200),
+        ("llama-7b", 6_738_415_616),
+        ("llama-65b", 65_285_660_672),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("llama-3.1-405b", 405_853_388_800),
+        ("mixtral-8x7b", 46_702_792_704),
+    ],
 )
 def test_models_have_the_published_numbers_of_parameters(name, parameters):
     assert MODELS[name].parameters == parameters

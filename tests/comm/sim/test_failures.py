@@ -199,16 +199,6 @@ def test_a_collective_that_a_rank_died_in_raises_in_its_wait_and_the_survivors_m
     assert isolating(3).run(program) == [4.0, None, 4.0]
 
 
-def test_an_error_that_is_not_caught_ends_the_run():
-    def program(comm):
-        if comm.rank == 1:
-            comm.world.kill(1)
-        comm.recv(one(), 1)
-
-    with pytest.raises(RankDeadError, match=r"rank 0: its receive from rank 1, tag 0, 8 B, at .*: rank 1 died"):
-        isolating(2).run(program)
-
-
 def test_by_default_a_death_ends_the_run_as_under_mpi():
     def program(comm):
         if comm.rank == 1:

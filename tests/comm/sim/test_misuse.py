@@ -50,33 +50,6 @@ def test_ranks_that_make_a_group_of_unlike_members_are_told(ranks):
     assert len(set(re.findall(r"\[[\d, ]+\]", text))) == 2
 
 
-UNLIKE_MAKERS = {
-    "labels": (
-        lambda comm: comm.group([0, 1, 2], "red" if comm.rank < 2 else "blue"),
-        "is a group labelled 'red' of [0, 1, 2] on rank 0, but a group labelled 'blue' of [0, 1, 2] on rank 2, at",
-    ),
-    "a duplicate and a group": (
-        lambda comm: comm.dup() if comm.rank == 0 else comm.group([0, 1, 2], "red"),
-        "is dup() on rank 0, but a group labelled 'red' of [0, 1, 2] on rank 1, at",
-    ),
-    "a group and a duplicate": (
-        lambda comm: comm.dup() if comm.rank == 2 else comm.group([0, 1], "red"),
-        "is a group labelled 'red' of [0, 1] on rank 0, but dup() on rank 2, at",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", UNLIKE_MAKERS)
-def test_ranks_that_make_a_communicator_in_unlike_ways_are_told(what):
-    """Each would wait for messages of a communicator that the others do not have."""
-    make, words = UNLIKE_MAKERS[what]
-    with pytest.raises(MismatchError, match=r"^labels differ: call 1 of group, dup or split on world is") as got:
-        SimWorld(3).run(make)
-    assert words in str(got.value)
-    assert "every member must make the same communicators in the same order, with the same labels" in str(got.value)
-    assert f"test_misuse.py:{make.__code__.co_firstlineno}" in str(got.value)
-
-
 def test_a_label_that_begins_with_a_digit_is_no_part_of_the_number():
     """Call 1 with the label "1x" and call 11 with the label "x" are two communicators."""
 

@@ -126,10 +126,11 @@ def test_a_line_is_found_although_its_rank_has_left_it():
 
     def program(comm):
         if comm.rank == 0:
-            comm.send(numbers(1), 1)
+            comm.send(numbers(1), 1, tag=2)
             comm.compute(seconds=1.0)
 
-    with pytest.raises(UnmatchedMessageError, match=rf"{line(program, 'comm.send')} was never received"):
+    words = rf"rank 0: its send to rank 1, tag 2, 8 B, at \S*{line(program, 'comm.send')} was never received"
+    with pytest.raises(UnmatchedMessageError, match=words):  # museum 20
         SimWorld(2, eager_bytes=64).run(program)
 
 
@@ -164,15 +165,6 @@ def test_sending_first_deadlocks_when_synchronous_and_only_then():
     SimWorld(3, eager_bytes=16).run(send_first)
     with pytest.raises(DeadlockError):
         SimWorld(3, eager_bytes=15).run(send_first)
-
-
-def test_a_deadlock_says_who_has_returned():
-    def program(comm):
-        if comm.rank == 1:
-            comm.recv(numbers(0), 0)
-
-    with pytest.raises(DeadlockError, match="rank 0 has returned: it cannot complete what rank 1 waits for"):
-        SimWorld(2).run(program)
 
 
 def test_a_deadlock_shows_the_queued_message_of_another_tag():
@@ -240,6 +232,7 @@ def test_a_report_of_many_ranks_is_short_and_quick():
     with pytest.raises(DeadlockError, match="and 2983 more") as caught:
         SimWorld(3000).run(program)
     assert len(str(caught.value)) < 5000
+    assert "rank 0 has returned: it cannot complete what rank 1 waits for" in str(caught.value)
     assert time.process_time() - began < 5
 
 
@@ -296,19 +289,6 @@ def test_a_receive_that_was_posted_late_lands_no_earlier():
 
     links = LinkModel(alpha=0.0, beta=2.0**-20)
     assert SimWorld(2, links=links, eager_bytes=1 << 20).run(program)[1] == (1.0, 1.0 + 2.0**-7, 1.0 + 2.0**-7)
-
-
-def test_a_send_that_is_never_received():
-    """Museum 20."""
-
-    def program(comm):
-        if comm.rank == 0:
-            comm.wait(comm.isend(numbers(1), 1, tag=2))
-
-    with pytest.raises(
-        UnmatchedMessageError, match=r"rank 0: its send to rank 1, tag 2, 8 B, at .* was never received"
-    ):
-        SimWorld(2, eager_bytes=8).run(program)
 
 
 @pytest.mark.parametrize("kind", ["send", "receive", "work"])
