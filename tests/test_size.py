@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_919,
     "comm": 6_697,
     "commands": 5_544,
-    "course": 13_207,
+    "course": 13_253,
     "core": 9_814,
     "data": 1_632,
     "debug": 9_949,
