@@ -131,5 +131,8 @@ def test_a_table_ends_with_its_lesson_and_fits_into_a_line(capsys):
     assert [line[:2] for line in printed.splitlines()[1:]] == ["02", "03", "04"]
     assert max(len(line) for chapter in CHAPTERS for line in table(chapter.lesson).splitlines()) <= 104
     assert len(table("00").splitlines()) == 2
+    # The row of data parallelism alone stays as long as it is the same job.
+    assert [line[:2] for line in table("20").splitlines()[1:]] == ["12", "19", "20"]
+    assert [line[:2] for line in table("22").splitlines()[1:]] == ["19", "20", "22"]
     with pytest.raises(UsageError, match=r"no lesson '04b' \(did you mean '04'\?\)"):
         story("04b")
