@@ -116,7 +116,7 @@ def test_the_seconds_of_a_row_and_of_another_layout(capsys):
     assert "; 36.1 GB on each of 8 cards" in row
     computes, waits = (float(number) for number in re.findall(r"([\d.]+) s", row))
     assert computes + waits == pytest.approx(PLANS["11"].time.seconds, abs=0.011)
-    assert other.startswith("dp 64, zero 1: ")
+    assert other.startswith("llama-7b, dp 64, zero 1, micro-batch 1 x 8: ")
     assert other.endswith(" GB on each of 64 cards")
     assert sum(map(float, re.findall(r"([\d.]+) s[,;]", stages))) == pytest.approx(seconds("19"), abs=0.016)
     assert large.endswith(" 372.7 GB on each of 64 cards")
