@@ -664,6 +664,14 @@ def element_wise(comm, size, pieces, read):
     return result
 
 
+@right("26b.steps_between_saves")
+def by_search(cards, mtbf, save, step):
+    steps = 1
+    while save / (steps * (steps + 1) * step) > step * cards / (2 * mtbf):  # one step more costs less
+        steps += 1
+    return steps
+
+
 @right("28.first_difference")
 def with_two_checksums(comm, weights):
     data = weights.tobytes()
