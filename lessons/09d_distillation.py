@@ -15,7 +15,7 @@
 #
 # A small GPT, one layer of width 16, learns from a larger one, the *teacher*, two layers of width 32. For
 # each token the teacher says how likely every next token is, which tells more than the one token that came.
-# So the small model, the student, should need fewer samples of the text. Part 5 measures how many fewer.
+# So the small model, the student, should need fewer samples of the text. Part 5 measures what it gains.
 #
 # On several ranks the teacher's answers travel. Three ranks train the student, each on two samples of
 # a step; a fourth rank has the teacher and sends each of them the logits of its samples, the scores of the

@@ -44,10 +44,11 @@ time_guess = predict("time of a step, over that with equal shares", example=0.75
 # for which fast ranks wait. It costs one number per rank now and then.
 #
 # The ranks have equal shares for two steps. Then they exchange their seconds per row, and take two steps
-# with shares in proportion to their speeds. (`small_job` returns the settings of a training job of a small GPT.) The
-# picture shows rank 0, a fast one; red is the time for which
-# it waits for the slow rank. (The row above it shows the exchange of the gradients: it begins when rank 0 is ready,
-# and ends when the slow rank has taken part, too.) After two steps it has more to compute, and no longer waits.
+# with shares in proportion to their speeds. (`small_job` returns the settings of a training job of a small GPT.)
+#
+# The picture shows rank 0, a fast one; red is the time for which it waits for the slow rank. (The row above it
+# shows the exchange of the gradients: it begins when rank 0 is ready, and ends when the slow rank has taken part,
+# too.) After two steps it has more to compute, and no longer waits.
 
 
 # %%

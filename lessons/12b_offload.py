@@ -213,6 +213,10 @@ def two_steps(late):
     return flat.data.copy(), float(loss.data)
 
 
+# %% [markdown]
+# Two steps with the wait and without it:
+
+# %%
 (waited, loss), (early, early_loss) = two_steps(False), two_steps(True)
 print(f"loss {loss:.4f}, without the wait {early_loss:.4f}; ", end="")
 print(f"max |w_early - w_single| = {np.abs(early - waited).max():.0e}")

@@ -81,7 +81,8 @@ show(
 )
 
 # %% [markdown]
-# One such block on several ranks. Every rank draws the whole block from the same seed, and keeps its tiles:
+# One such block on several ranks. Every rank draws the whole block from the same seed, and keeps its tiles.
+# `FlopCounter` counts the operations of a computation, and `comm.compute` lets the clock run for them:
 
 # %%
 BATCH, LENGTH, WIDTH, HEADS = 4, 16, 64, 4
@@ -145,6 +146,17 @@ assert np.array_equal(sum(parts), whole)
 parts = [np.maximum(x[:, rows] @ a[rows], 0) @ b for rows in (slice(0, 2), slice(2, 4))]
 print("rows, then columns: the parts add up:", np.array_equal(sum(parts), whole))
 assert not np.array_equal(sum(parts), whole)
+
+# %% [markdown]
+# Backward, with columns first again: `g` is the gradient of the result. Each rank's columns give a part of
+# the gradient of x, and the all-reduce in f adds the parts up:
+
+# %%
+g = rng.integers(-3, 4, whole.shape)
+right = ((g @ b.T) * (x @ a > 0)) @ a.T
+parts = [((g @ b[c].T) * (x @ a[:, c] > 0)) @ a[:, c].T for c in (slice(0, 3), slice(3, 6))]
+print("the parts of x's gradient add up:", np.array_equal(sum(parts), right))
+assert np.array_equal(sum(parts), right)
 
 # %% [markdown]
 # ## 5 Check
@@ -222,11 +234,13 @@ with expect(MismatchError):
 tensor_parallel.copy_to_tensor_parallel_region = right
 
 # %% [markdown]
-# ## 7 Exercise: an MLP and an attention in tiles
+# ## 7 Exercise: an MLP in tiles
 #
-# First the MLP, y = relu(x A) B + bias, forward and backward. Every rank gets the whole x, *its
-# columns* of A, *its rows* of B, the bias, and the gradient of y (the same on all ranks). Return y
-# and the gradient of x, on every rank. What is judged: both arrays, and the bytes of two all-reduces.
+# The MLP y = relu(x A) B + bias, forward and backward. Every rank gets the whole x, *its columns* of A,
+# *its rows* of B, the bias, and the gradient of y (the same on all ranks). Return y and the gradient of
+# x, on every rank. `all_reduce(comm, array)` is that of lesson 04.
+#
+# Judged: both arrays, and the bytes of two all-reduces.
 
 # %%
 from minidist import all_reduce
@@ -243,27 +257,6 @@ check("14.parallel_mlp", parallel_mlp)
 # %%
 reveal("14.parallel_mlp")
 check("14.parallel_mlp", solution("14.parallel_mlp"))
-
-# %% [markdown]
-# Then attention, forward. Here every rank is given the whole fused matrix `qkv` (D x 3W) and the
-# whole projection (W x D): cut your own tiles. `attention(mixed, some)` computes `some` heads from `mixed`,
-# which has a row per token: first the Q of these heads, then their K, then their V. `heads` is the number
-# of all heads, a multiple of the ranks. What is judged: the output, on every rank, and the bytes of one
-# all-reduce.
-
-
-# %%
-def parallel_attention(comm, x, qkv, projection, heads, attention):
-    tile = np.split(qkv, comm.size, axis=1)[comm.rank]
-    rows = np.split(projection, comm.size)[comm.rank]
-    return all_reduce(comm, attention(x @ tile, heads // comm.size) @ rows)
-
-
-check("14.parallel_attention", parallel_attention)
-
-# %%
-reveal("14.parallel_attention")
-check("14.parallel_attention", solution("14.parallel_attention"))
 
 # %% [markdown]
 # ## 8 Takeaway
@@ -312,5 +305,5 @@ spent("14")
 # within the fastest links of a node. Between two layers less would have to travel.
 #
 # Next: [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb). Side rooms: [14b Sequence
-# and vocabulary parallel](14b_sequence_and_vocabulary.ipynb), [14c Experts](14c_experts.ipynb). All
-# of them are in the [index](README.md).
+# parallel](14b_sequence_and_vocabulary.ipynb), [14c Experts](14c_experts.ipynb). All of them are in the
+# [index](README.md).

@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # 14b Sequence and vocabulary parallel
+# # 14b Sequence parallel
 #
 # *35 minutes. Before it: 10 and 14.*
 #
@@ -42,11 +42,11 @@ from minidist import (
     GPTConfig,
     SimWorld,
     Tensor,
+    all_gather,
     batch_coordinates,
     gpt_plan,
     parallelize_module,
-    vocab_parallel_cross_entropy,
-    vocab_range,
+    reduce_scatter,
 )
 from minidist.base.memory import account_memory
 from minidist.job.equality.compare import compare_rank
@@ -55,9 +55,8 @@ from minidist.nn import causal_attention_composite
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Split what tensor parallelism leaves whole: the rows (tokens) between the layers, and the
-# logits.** An all-reduce becomes a reduce-scatter and an all-gather, and of what lies between the
-# two each of t ranks keeps a t-th. It costs one more gather in backward for each layer that reads a
+# **Split what tensor parallelism leaves whole: the rows (tokens) between the layers.** An all-reduce becomes
+# a reduce-scatter and an all-gather, and of what lies between the two each of t ranks keeps a t-th. It costs one more gather in backward for each layer that reads a
 # gathered input (two per block), and a sum of the gradients of the norms' weights, of which each
 # rank has a part.
 #
@@ -116,6 +115,31 @@ for split, title in ((False, "tensor parallel"), (True, "tensor parallel and seq
 # | `gather_from_sequence_parallel_region` (in f's place) | all-gather | reduce-scatter |
 # | `reduce_scatter_to_sequence_parallel_region` (in g's place) | reduce-scatter | all-gather |
 #
+# The forward pass of lesson 14's MLP, in which each rank has two rows of x before and two rows of y after.
+# `all_gather` and `reduce_scatter` (lesson 11) give flat arrays:
+
+
+# %%
+def split_forward(comm, x, a, b):
+    """This rank's rows of relu(x A) B, from its rows of x, its columns of A and its rows of B."""
+    gathered = all_gather(comm, x).reshape(-1, x.shape[1])
+    part = np.maximum(gathered @ a, 0) @ b
+    return reduce_scatter(comm, part).reshape(x.shape)
+
+
+rng = np.random.default_rng(1)
+x, a, b = (rng.integers(-3, 4, shape) * 1.0 for shape in ((4, 4), (4, 6), (6, 4)))
+
+
+def on_two_ranks(comm):
+    rows, columns = np.split(x, 2)[comm.rank], np.split(a, 2, axis=1)[comm.rank]
+    return split_forward(comm, rows, columns, np.split(b, 2)[comm.rank])
+
+
+mine = SimWorld(2).run(on_two_ranks)
+print("the rows of both ranks:", np.array_equal(np.concatenate(mine), np.maximum(x @ a, 0) @ b))
+
+# %% [markdown]
 # A layer norm on a part of the rows needs no neighbour. Its weight is the same on all ranks but has
 # seen a part of the rows, so each rank's gradient is one summand, and f in front of the weight sums
 # them ([sequence_parallel.py](../minidist/parallel/tensor/sequence_parallel.py)). Two ranks, by
@@ -141,14 +165,6 @@ print(f"without the sum: {off:.1f} off")
 # The column-parallel layer needs its gathered input again for its weight gradient. To keep it would keep the
 # whole sequence, and nothing would be saved. So the rows are kept, and gathered again in backward, purpose
 # `regather`.
-#
-# And the **vocabulary**: the logits, one for each token and each of V words, are by far the widest array of a
-# model. Each rank computes the logits of its part of the words. The loss of a token is
-#
-#     loss = log(sum of exp(logit - largest)) - (logit of the target - largest)
-#
-# Over all ranks it needs the largest logit (a maximum), the sum of the exponentials, and the target's logit,
-# which one rank has (a sum in which all others give 0). How to get them is your exercise.
 
 # %% [markdown]
 # ## 5 Check
@@ -193,33 +209,6 @@ sent_guess.judge(sent[True] / sent[False], within=0.05)
 # technique (Korthikanti et al., 2022) counts the same bytes for both forms. It leaves out the regathers,
 # which can hide behind the product that is computed at the same time, and the gradients of the norms,
 # which are little where layers are wide.
-#
-# The logits: 64 tokens, 4,096 words, one rank and four. The peak of computing the loss and its gradient:
-
-
-# %%
-def loss_peak(comm, tokens=64, words=4096):
-    first, last = vocab_range(words, comm.rank, comm.size)
-    mine, targets = np.ones((tokens, last - first), np.float32), np.zeros(tokens, int)
-    mine = Tensor(mine, requires_grad=True)
-    with account_memory() as account:
-        vocab_parallel_cross_entropy(mine, targets, comm=comm, vocab_size=words).backward()
-    return account.peak
-
-
-for ranks in (1, 4):
-    world = SimWorld(ranks)
-    peak = world.run(loss_peak)[0]
-    print(f"ranks: {ranks}; peak {peak:,} B besides the logits (all logits: {64 * 4096 * 4:,} B)")
-    assert peak < 1.01 * 64 * 4096 * 4 / ranks + 1000
-
-# %% [markdown]
-# A ring's all-reduce of one number of 4 B for each of the 64 tokens sends 2 (t-1)/t of 256 B from a rank:
-
-# %%
-sent = sum(message.nbytes for message in world.traces[0].sent())
-print(f"{sent:,} B sent by a rank; an all-reduce of a number per token sends {2 * 3 * 256 // 4} B")
-assert sent == 3 * 2 * 3 * 256 // 4  # three numbers per token
 
 # %% [markdown]
 # Is it the same training? With dropout too: each rank draws the rows, and the heads, that one
@@ -265,27 +254,29 @@ with expect(MismatchError):
 sequence_parallel.copy_to_tensor_parallel_region = right
 
 # %% [markdown]
-# ## 7 Exercise: a cross-entropy that never holds all logits
+# ## 7 Exercise: both passes of an MLP with split rows
 #
-# A rank has `logits` (rows, its words), and its first word is word number `first` of all; all ranks
-# have the same `targets` (rows,). Return the losses (rows,) and the gradient of their sum for *your*
-# logits (rows, your words). Logits may be in the thousands. What is judged: losses and gradients, and the bytes
-# of three reductions of a number per row.
+# y = relu(x A) B. A rank gets *its rows* of x and of the gradient of y, two of each, *its columns* of A
+# and *its rows* of B. Return your rows of y, and your rows of the gradient of x. Part 4 has the forward
+# pass; backward a gather becomes a reduce-scatter and the other way round.
+#
+# Judged: both arrays, and the bytes of two all-gathers and two reduce-scatters.
 
 
 # %%
-def split_cross_entropy(comm, logits, targets, first):
-    largest = logits.max(axis=1, keepdims=True)
-    exponentials = np.exp(logits - largest)
-    gradient = exponentials / exponentials.sum(axis=1, keepdims=True)
-    return np.log(exponentials.sum(axis=1)), gradient
+def split_mlp(comm, x, a, b, gradient):
+    gathered = all_gather(comm, x).reshape(-1, x.shape[1])
+    hidden = np.maximum(gathered @ a, 0)
+    y = reduce_scatter(comm, hidden @ b).reshape(x.shape)
+    own = np.maximum(x @ a, 0)
+    return y, ((gradient @ b.T) * (own > 0)) @ a.T
 
 
-check("14b.split_cross_entropy", split_cross_entropy)
+check("14b.split_mlp", split_mlp)
 
 # %%
-reveal("14b.split_cross_entropy")
-check("14b.split_cross_entropy", solution("14b.split_cross_entropy"))
+reveal("14b.split_mlp")
+check("14b.split_mlp", solution("14b.split_mlp"))
 
 # %% [markdown]
 # ## 8 Takeaway
@@ -293,7 +284,7 @@ check("14b.split_cross_entropy", solution("14b.split_cross_entropy"))
 # - All-reduce = reduce-scatter + all-gather; between the two each rank keeps **1/t of the rows**. In
 #   16 bits a block keeps (34 s b h + 5 a s² b)/t bytes (b texts, s tokens, h numbers, a heads, t ranks), for
 #   two more gathers in backward.
-# - The loss needs **three numbers per token** from the other ranks, not V.
+# - The weight of a norm has seen 1/t of the rows, so its gradient is summed over the ranks.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
@@ -312,6 +303,9 @@ check("14b.split_cross_entropy", solution("14b.split_cross_entropy"))
 # | `regather` | Megatron-LM gathers again in `LinearWithGradAccumulationAndAsyncCommunication.backward` |
 # | `vocab_parallel_cross_entropy` | the same in Megatron-LM; PyTorch `loss_parallel()` |
 # | `VocabParallelEmbedding`, `padded_vocab_size` | the same in Megatron-LM, where `--make-vocab-size-divisible-by` is 1 |
+#
+# The logits are whole in lesson 14, too, and a model's widest array. `vocab_parallel_cross_entropy` divides them
+# by words; it needs three numbers per token from the other ranks, as `check("14b.split_cross_entropy", ...)` asks.
 #
 # Careful with the word: in DeepSpeed "sequence parallelism" is Ulysses, which is lesson 22.
 #

@@ -25,8 +25,9 @@
 # %% [markdown]
 # ## 2 Predict
 #
-# For the first take every expert as equally likely for every token, and the average over many draws. For the
-# second: does an empty slot travel?
+# For the first take every expert as equally likely for every token. On average 8 tokens choose an expert,
+# give or take the root of 64 x 1/8 x 7/8; a bell curve lies 0.4 times that above its mean, averaged over
+# all draws (and 0 where it is below). For the second: does an empty slot travel?
 
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
@@ -108,7 +109,8 @@ for expert, tokens in enumerate(np.bincount(rng.integers(EXPERTS, size=TOKENS)))
     print(f"expert {expert} {('o' * 8)[:tokens]:8}|{'x' * (tokens - 8)}")
 
 # %% [markdown]
-# How many tokens choose an expert is binomial, which gives the share that is dropped on average:
+# How many tokens choose an expert is binomial, which gives the share that is dropped on average. The bell
+# curve of part 2 says 0.4 x 2.65 / 8 = 0.13 for 8 slots:
 
 # %%
 dropped_share = {}
@@ -171,58 +173,11 @@ bytes_guess.judge(sent[2.0] / sent[1.0])
 # Every slot travels, also an empty one, so twice the slots are twice the bytes. A dropped token is not lost: the
 # block adds nothing to it, and the residual stream carries it on.
 #
-# To drop fewer tokens without more slots, the router must spread them, so a small *auxiliary loss* rewards
-# balance: N sum_e f_e P_e for N experts, with f_e the share of tokens that chose expert e and P_e its mean
-# probability. It is 1 when all are used equally, N when one gets everything. A count such as f_e has no
-# gradient, so only the P_e push the router. A GPT with four experts that trains with it; its capacity
-# factor is 1.25:
-
-# %%
-from minidist import GPT, Adam, GPTConfig, init_device_mesh, load_dataset
-from minidist.data import GlobalBatchSampler
-from minidist.parallel.expert import ExpertDataParallel
-
-
-def dropped_tokens(comm, weight, steps=240):
-    """In each step: how many of this rank's 64 tokens are dropped, and choose one expert."""
-    mesh = init_device_mesh(comm, (1, 2), ("dp", "ep"))
-    model = GPT(GPTConfig(256, 16, 32, 1, 2, n_experts=4, aux_loss_weight=weight), seed=0)
-    plan = {"transformer.h.*.mlp": ExpertParallel()}
-    parallel = ExpertDataParallel(parallelize_module(model, mesh["ep"], plan, axis="ep"), mesh)
-    optimizer = Adam(parallel.flats, lr=3e-3)
-    sampler, history = GlobalBatchSampler(load_dataset("pydoc"), 8, 16, seed=0), []
-    for step in range(steps):
-        parallel.zero_grad()
-        parallel(*sampler.batch(step, comm.rank * 4, 4), 8 * 16).backward()
-        optimizer.step()
-        chosen = model.transformer.h[0].mlp.assignment
-        history.append((chosen.dropped, max(chosen.first_counts)))
-    return history
-
+# To drop fewer tokens without more slots, the router must spread them. So training adds a small *auxiliary
+# loss*, which is least when all experts are used equally (`--aux-loss-weight`).
 
 # %% [markdown]
-# On two ranks, without the auxiliary loss and with it, which acts from the first step:
-
-# %%
-share = {}
-for weight in (0.0, 0.1):
-    each = np.array(SimWorld(2).run(dropped_tokens, weight)).mean(axis=0) / 64  # steps, 2
-    for when, steps in (("first", each[:40]), ("last", each[-40:])):
-        dropped_part, favourite = steps.mean(axis=0)
-        print(
-            f"auxiliary loss times {weight}, {when:5} 40 steps: {dropped_part:.2f} dropped, ",
-            end="",
-        )
-        print(f"{favourite:.2f} choose one expert")
-    share[weight] = dropped_part
-assert share[0.1] < 0.7 * share[0.0]
-
-# %% [markdown]
-# Without the loss the router collapses in the first steps: nearly all tokens choose one expert, whose 20
-# slots are not enough for 64 tokens. It spreads them as it learns, and with the loss it spreads them further.
-
-# %% [markdown]
-# Is it the same training? Capacity and auxiliary loss belong to a *group*, what one rank sees. So
+# Is it the same training? Slots belong to a *group*, what one rank sees. So
 # one device routes rank by rank, and then equals all ranks together, with dropped tokens too:
 
 # %%
@@ -258,40 +213,14 @@ for name, verdict in (("right", right), ("wrong", wrong)):
 assert not wrong.equal
 
 # %% [markdown]
-# ## 7 Exercise: slots, balance, dispatch and combine
+# ## 7 Exercise: dispatch and combine
 #
-# First the router's bookkeeping, on one rank. `probabilities` is (tokens, experts); each token goes
-# to its most probable expert. An expert has ceil(tokens / experts x factor) slots, given out in
-# token order. Return the slot of each token (expert x capacity + place, or -1 for a dropped one), the auxiliary
-# loss N sum f P, and its gradient for the probabilities. What is judged: all three.
-
-
-# %%
-def slots_and_balance(probabilities, factor):
-    tokens, experts = probabilities.shape
-    capacity = int(tokens / experts * factor)
-    choice = probabilities.argmax(axis=1)
-    place = np.array([(choice[:token] == choice[token]).sum() for token in range(tokens)])
-    slots = np.where(place < capacity, choice * capacity + place, -1)
-    mean = probabilities.mean(axis=0)
-    return (
-        slots,
-        experts * mean @ mean,
-        np.broadcast_to(2 * experts * mean / tokens, probabilities.shape),
-    )
-
-
-check("14c.slots_and_balance", slots_and_balance)
-
-# %%
-reveal("14c.slots_and_balance")
-check("14c.slots_and_balance", solution("14c.slots_and_balance"))
-
-# %% [markdown]
-# Then the dispatch. `slots` is (experts, capacity, width) of this rank's tokens; rank r has the
-# experts r x E/n to (r+1) x E/n - 1 of E, and `run_expert(e, rows)` computes one of *yours*. Return the
-# slots, computed. `all_to_all` sends the j-th part of a flat array to rank j and returns what came, by source
-# rank. What is judged: the slots, and the bytes of two all-to-alls.
+# `slots` is (experts, capacity, width) of this rank's tokens; rank r has the experts r x E/n to
+# (r+1) x E/n - 1 of E, and `run_expert(e, rows)` computes one of *yours*. Return the slots, computed.
+# `all_to_all` sends the j-th part of a flat array to rank j and returns what came, by source rank: as
+# (ranks, own experts, capacity, width), here.
+#
+# Judged: the slots, and the bytes of two all-to-alls.
 
 
 # %%
@@ -314,7 +243,7 @@ check("14c.dispatch", solution("14c.dispatch"))
 #
 # - **Tokens move, weights stay**: four all-to-alls per layer, (n-1)/n x tokens x k x factor x width
 #   numbers each.
-# - Slots are a price paid in bytes and dropped tokens; balance is bought with **N sum f P**.
+# - Every slot is paid in bytes, full or empty, and with too few slots tokens are dropped.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -172,8 +172,9 @@ def against_one_device(ranks, **settings):
 
 
 # %% [markdown]
-# Two stages, two replicas and two micro-batches. ("Ordered" means that the ranks add in one device's
-# order, so every bit must agree; below, "float" means that sums may round differently.)
+# Two stages, two replicas and two micro-batches. (In the printed sentence "ordered tier" means that the
+# ranks add in one device's order, so every bit must agree; below, "float tier" means that sums may round
+# differently.)
 
 # %%
 verdict = against_one_device(4, pp=2, dp=2, accumulation=2, reduction="ordered")

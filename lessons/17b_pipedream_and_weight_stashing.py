@@ -127,7 +127,8 @@ def stage(comm, mini_batches):
                 sends.append(comm.isend(np.array([used * gradient]), rank - 1))
             log.append((seen, version))
             weight, version = weight - 0.1 * gradient * x, version + 1
-    comm.waitall(sends)
+    for request in sends:
+        request.wait()
     return log
 
 

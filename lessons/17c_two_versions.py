@@ -92,7 +92,8 @@ def two_stages(comm, order, m):
             rows.append((k, uses, store[-1]))
         if kind == "B" and k % m == m - 1:  # the gradients of the batch are there: one update
             store = [store[-1], store[-1] + 1]
-    comm.waitall(sends)
+    for request in sends:
+        request.wait()
     return rows
 
 

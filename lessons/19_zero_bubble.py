@@ -22,31 +22,29 @@
 # rank would wait. The schedule *ZB-H1* does that with four micro-batches alive on a rank, as many as
 # on 1F1B's stage 0; *ZB-H2* with seven.
 #
-# How long does the worst rank wait with ZB-H1, and how long with ZB-H2? And in four steps of ZB-H2,
-# with a sum over all ranks between two of them, such as the one for a clip norm?
+# How long does stage 0, which waits longest, do nothing between its first action and its last, with ZB-H1
+# and with ZB-H2?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# Which part of 1F1B's 9 is waiting for the W of other stages? Of the rest, how much can a rank fill with
-# W of its own, if there are more of them the more micro-batches it has taken ahead?
+# In 1F1B stage 0 waits twice. After four forwards it waits for the first gradient: three other stages run
+# F and B for it, 9, in which stage 0 runs three forwards, so it waits 6. And at the end it waits 1 before
+# each of its last three backwards, because stages that still run F and B for a micro-batch need 3 and it
+# needs 2. What is left of 6 and 3 if the others put off W? And if stage 0 may run three more forwards?
 
 # %%
 from minidist.course.lesson import check, predict, reveal, solution
 
-h1_guess = predict("wait of the worst rank with ZB-H1", example=6)
-h2_guess = predict("wait of the worst rank with ZB-H2", example=3)
-norm_guess = predict("wait in four steps of ZB-H2, with a sum between steps", example=0)
+h1_guess = predict("wait of stage 0 with ZB-H1", example=6)
+h2_guess = predict("wait of stage 0 with ZB-H2", example=3)
 
 # %%
-from functools import partial
-
 import numpy as np
 
-from minidist import MLP, SGD, LinkModel, Pipeline, SimWorld, Tensor, get_schedule, split_model
+from minidist import MLP, LinkModel, Pipeline, SimWorld, Tensor, get_schedule, split_model
 from minidist.course.story import spent, story
-from minidist.pipeline.runtime.clip import clip_grad_norm_
-from minidist.pipeline.runtime.post_validation import PostValidation
+from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show
@@ -61,10 +59,10 @@ from minidist.report.gantt import as_traces, gantt
 # The same work three times: F, I and W take 1 each (B is both, 2). Look at the grey, and at the
 # strips below, which show what it costs in activations, counted whole from F to W. (W needs only the
 # inputs of its products and the gradients; the rest can go after I.) ZB-H1 pays nothing on its fullest
-# rank.
-# ZB-H2 does not end earlier than ZB-H1 in this *one* step: its ranks begin and end at different
-# times, and none waits in between. That pays when the next step begins at once, which part 6
-# measures.
+# rank. ZB-H2 does not end earlier than ZB-H1 in this *one* step: its ranks begin and end at different
+# times, and none waits in between. That pays when the next step begins at once. A sum over all ranks before
+# the step, such as a clip norm, would hold them up; the paper makes the step first, and takes it back in the
+# rare case that the norm was too large.
 
 # %%
 p, m = 4, 8
@@ -129,9 +127,9 @@ for name, second in (("W at once", "F0 I0 W0 F1 I1 W1"), ("W last", "F0 I0 F1 I1
 # %% [markdown]
 # ## 5 Check
 #
-# 1F1B waits (p-1)(F+I+W). No stage waits for the W of another one any more, which leaves (p-1)(F+I);
-# and a rank's own W fill p-1 of W with ZB-H1, and 2(p-1) with ZB-H2. The three plans above, and what
-# ZB-H2 pays:
+# With ZB-H1 the three other stages run F and I before the first gradient, 6 instead of 9, so stage 0 waits
+# 3. At the end they put off W, and gradients come as fast as stage 0 takes them. With ZB-H2 it fills the 3
+# with three more forwards. The three plans above, and what ZB-H2 pays:
 
 # %%
 idle = {name: max(timing.idle) for name, timing in zip(names, timings, strict=True)}
@@ -141,8 +139,9 @@ h2_guess.judge(idle["zb-h2"])
 print(f"micro-batches alive at the peak: {[timing.peak for timing in timings]}")
 
 # %% [markdown]
-# The formulas, (p-1)(F+I-W) and (p-1)(F+I-2W), for other times of F, I and W. As long as W takes no longer than F, and what they say is not
-# negative, the formulas hold. In the last row W is longer, and the ranks wait longer than they say:
+# For any times of F, I and W that is (p-1)(F+I-W) with ZB-H1 and (p-1)(F+I-2W) with ZB-H2. As long as W
+# takes no longer than F, and what they say is not negative, they hold. In the last row W is longer, and
+# the ranks wait longer than they say:
 
 # %%
 print("F I W           idle: 1f1b   zb-h1   zb-h2   formulas")
@@ -154,8 +153,8 @@ for F, I, W in ((1, 1, 1), (2, 2, 1), (1, 1.2, 0.8), (1, 2, 1.4)):
     assert np.allclose(row, formulas) == (W <= F)
 
 # %% [markdown]
-# Now run them. A pipeline on a clock on which F, I and W of a stage take 1 s each and messages take
-# no time, and how long a rank waits between its actions:
+# Now run them: a pipeline on a clock on which F, I and W of a stage take 1 s each and messages take
+# no time. A rank waits as long as it does not compute between its first action and its last:
 
 # %%
 WIDTH, ROWS = 16, 4
@@ -206,50 +205,30 @@ for name in names:
 # %% [markdown]
 # ## 6 Break it
 #
-# Zero bubble is zero in each rank's *own window*: ranks begin and end at different times. One
-# wait of all ranks for each other between two steps, such as the sum for the clip norm, and it is
-# gone:
+# Put W off by the same number of micro-batches on every stage:
 
 
 # %%
-def with_a_wait(comm, plan):
-    pipe = pipeline_of(comm, plan)
-    optimizer = SGD(pipe.flats, lr=1e-6)
-    for _ in range(4):
-        pipe.step(batches, batches)
-        clip_grad_norm_(pipe, 1e9)  # a sum over all ranks
-        optimizer.step()
-        pipe.zero_grad()
-    return waited(comm)
+def order_of(stage, put_off):
+    """F and I as 1F1B has F and B, and each W `put_off` micro-batches after its I."""
+    ahead = p - 1 - stage
+    order = [f"{stage}F{i}" for i in range(ahead)]
+    for i in range(m):
+        order += [f"{stage}F{ahead + i}"] * (ahead + i < m) + [f"{stage}I{i}"]
+        order += [f"{stage}W{i - put_off}"] * (i >= put_off)
+    return order + [f"{stage}W{i}" for i in range(m - put_off, m)]
 
 
-for name in ("1f1b", "zb-h2"):
-    wait = max(SimWorld(p, links=FREE).run(with_a_wait, get_schedule(name).plan(p, m)))
-    print(f"{name:5}: the worst rank waits {wait:.0f} s in four steps with a clip norm")
-norm_guess.judge(wait)
+for put_off in (0, 2, 4, 8):
+    plan = from_cells([order_of(stage, put_off) for stage in range(p)], "put off")
+    timing = time_plan(plan)
+    print(f"{put_off} put off: idle {timing.idle}, micro-batches alive {timing.peak}")
+    assert max(timing.idle) == 2 * idle["zb-h1"]
 
 # %% [markdown]
-# There are three sums between four steps, and each costs p-1 = 3: rank 3 begins a step 3 later than
-# rank 0 and ends it 3 later. (1F1B's rank 0 begins first and ends last, so it never waits for a norm; it
-# has its bubble anyway.) The remedy: each rank makes its step at once, and the norm arrives while the
-# next step fills the pipeline. If it was too large, the step is taken back and made again with clipped
-# gradients ("amended"), and so are the forwards that used its weights:
-
-
-# %%
-def validated_afterwards(comm, plan, max_norm):
-    trainer = PostValidation(pipeline_of(comm, plan), partial(SGD, lr=1e-6), max_norm=max_norm)
-    for _ in range(4):
-        trainer.step(batches, batches)
-    return waited(comm), [outcome.kind for outcome in trainer.finish()]
-
-
-for max_norm in (1e9, 1e-3):
-    ranks = SimWorld(p, links=FREE).run(
-        validated_afterwards, get_schedule("zb-h2").plan(p, m), max_norm
-    )
-    wait = max(wait for wait, _ in ranks)
-    print(f"norm at most {max_norm:g}: the worst rank waits {wait:.0f} s; steps {ranks[0][1]}")
+# More and more activations are alive, up to all eight micro-batches, and the ranks wait as long as before.
+# At the end stage 0 has no F any more, and the others still have one for each micro-batch, whatever all put
+# off; so it waits for them. It waits less only if the stages behind it put off more W than it does.
 
 # %% [markdown]
 # ## 7 Exercise: beat 1F1B within its memory
@@ -286,14 +265,13 @@ check("19.zero_bubble", solution("19.zero_bubble"))
 #
 # - **I first, W where you would wait**: where W ≤ F, ZB-H1 leaves (p-1)(F+I-W) of the bubble with
 #   1F1B's largest memory, ZB-H2 (p-1)(F+I-2W) with 2p-1 micro-batches.
-# - Zero bubble needs a step without a barrier: step first, validate norm and overflow afterwards,
-#   take it back in the rare case.
+# - Put off too few W and ranks wait; put off too many and activations pile up.
 
 # %% [markdown]
 # The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. The
-# planner has no schedule with I and W, so row 19 has a third of row 17's idle seconds, as ZB-H1 has where
-# F, I and W take equally long:
+# planner has no schedule with I and W. Where these and F take equally long, (p-1)(F+I-W) is a third of
+# 1F1B's (p-1)(F+I+W), so row 19 has a third of row 17's idle seconds:
 
 # %%
 story("19")
@@ -322,7 +300,7 @@ spent("17", dp=8, zero=2, pp=8)
 # |---|---|
 # | I, W, and B for both | the Zero Bubble paper: B is the input gradient alone; PyTorch: `I`, `W`, `B` as here |
 # | `zb-h1`, `zb-h2` | ZB-H1 and ZB-H2, the handcrafted schedules of the Zero Bubble paper; its ZB-1p and ZB-2p are found by a search, with the same memory |
-# | post-validation | the same, Zero Bubble paper, section 4 |
+# | a step without a sum over all ranks before it, [post_validation.py](../minidist/pipeline/runtime/post_validation.py) | "post-validation", Zero Bubble paper, section 4 |
 #
 # Next: [20 The 3-D mesh](20_the_3d_mesh.ipynb). Side room: [19b Two stages per
 # rank](19b_two_stages_per_rank.ipynb). All lessons are in the [index](README.md).

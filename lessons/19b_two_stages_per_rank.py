@@ -14,31 +14,27 @@
 # ## 1 The case
 #
 # Four ranks train a model of eight layers, eight micro-batches per step. In 1F1B rank 0 has layers
-# 0 and 1 as one stage, rank 1 has layers 2 and 3, and so on. Instead each layer may be a stage of
-# half the length, so that a rank has two stages:
+# 0 and 1 as one stage, and keeps four micro-batches alive on it, which are eight half stages. Megatron-LM
+# cuts stages in half and puts them on the ranks in a loop, so that rank 0 has layers 0 and 4. Ranks wait
+# half as long, but eleven half stages are alive on rank 0, more than before.
 #
-# - in a **loop**, rank r has layers r and r + 4: the second half of the model begins on rank 0
-#   again;
-# - in a **V**, rank r has layers r and 7 - r: the second half goes back up, and rank 0 has the last
-#   layer and the loss.
+# Put them in a **V** instead: rank r has layers r and 7 - r. The second half of the model goes back up, and
+# rank 0 has the last layer and the loss. Can such a schedule, V-Half, also keep less than 1F1B?
 #
-# A short stage fills the pipeline in half the time, so ranks wait less. What does it cost in
-# memory? 1F1B keeps four micro-batches alive on rank 0, which are the activations of eight half
-# stages. How many half stages does the loop keep alive on its fullest rank?
-#
-# And there is a V-shaped schedule, V-Half, in which on many ranks an activation lives half as long as
-# in 1F1B. On 32 ranks 1F1B keeps 32 micro-batches alive. How many does V-Half keep?
+# F, I and W of a half stage take 1 unit each, so a rank computes 6 units for a micro-batch. On rank 0 of
+# V-Half the activations of the stage on the way down live for 32 units, from F to W, and those on the way up
+# for 4. How many half stages are alive on rank 0 at the peak? And 1F1B on 32 ranks keeps 32 micro-batches
+# alive; on so many ranks the activations of V-Half live half as long. How many micro-batches does it keep?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# In the loop rank 0 takes four micro-batches through its first stage, then the same four through
-# its second one, and so on. Which of them have come back by then?
+# Every 6 units rank 0 begins a half stage of each kind. How many have begun before the first one ends?
 
 # %%
 from minidist.course.lesson import check, predict, reveal, solution
 
-loop_guess = predict("half stages alive in the loop on four ranks", example=8)
+rank_guess = predict("half stages alive on rank 0 of V-Half, four ranks", example=8)
 half_guess = predict("micro-batches alive with V-Half on 32 ranks", example=32)
 
 # %%
@@ -55,12 +51,12 @@ from minidist.report.gantt import gantt
 # ## 3 The idea and its picture
 #
 # **A schedule is a block that repeats, and how long an activation lives in the block decides the
-# memory.** What short stages save: idle time or memory, as the block is made. What they cost: messages
-# at more boundaries.
+# memory.** The V saves idle time and memory. It costs messages at more boundaries.
 #
-# F, I and W of a half stage take 1 unit each; a B is I and W together. From above: 1F1B, the loop
-# (Megatron-LM's *interleaving*), and V-Half, which has I and W. Light and dark bars of a rank are its
-# two stages, and the strip under a schedule counts what is alive, in 1F1B whole stages:
+# From above: 1F1B, the loop (Megatron-LM calls it *interleaving*), and V-Half. A B is I and W together.
+# Light and dark bars of a rank are its two stages, and the strip under a schedule counts what is alive, in
+# 1F1B whole stages. In the loop look at rank 0, which takes four micro-batches through its first stage
+# before it begins its second one:
 
 # %%
 p, m = 4, 8
@@ -161,11 +157,11 @@ for name in ("1f1b", "interleaved", "v-half"):
         lives, timing.peak = [[2 * n for n in row] for row in lives], [2 * n for n in timing.peak]
     alive = ", ".join(f"{sum(row) / 6:4.1f}" for row in lives)
     print(f"{name:12} {both[0]:>10} units {both[1]:>10} units    {alive}    {timing.peak}")
-loop_guess.judge(max(timed("interleaved", p, m).peak))
+rank_guess.judge(timed("v-half", p, 24).peak[0])
 
 # %% [markdown]
-# The loop keeps more than 1F1B: rank 0 has both stages that begin early, and their activations live
-# long. In a V what lives long on the way down lives briefly on the way up, so all ranks keep the same.
+# 32 + 4 units are 6 half stages. In the loop rank 0 has both stages that begin early, and their activations
+# live long. In a V what lives long on the way down lives briefly on the way up, so all ranks keep the same.
 # And how long that is can be chosen, by the *offsets*: how many units later a pass starts on the next
 # rank, for F down, F up, I up and I down. V-Half's are about 2, 1, 2 and 1: where two passes would
 # collide, one of them starts a few units later. L is (p-1) times their sum, 6, and a constant of 18 for
@@ -184,8 +180,7 @@ for ranks in (4, 8, 16, 32):
 half_guess.judge(alive[2], within=0.1)
 
 # %% [markdown]
-# The loop waits half as long as 1F1B, with the activations of half as many micro-batches again. On many
-# ranks V-Half waits about as long as the loop, with half of 1F1B's memory: each micro-batch that it
+# On many ranks V-Half waits about as long as the loop, with half of 1F1B's memory: each micro-batch that it
 # keeps less than 1F1B costs 6 units of waiting once per step, all together less one. (Half of 32 is 16;
 # the 17th micro-batch comes from the turns.)
 #
@@ -268,8 +263,8 @@ check("19b.building_block", solution("19b.building_block"))
 #
 # - **A schedule is a block that repeats, and lifetimes are memory**: alive = lifetimes / 6. V-Half
 #   keeps (p+2)//2 micro-batches, where 1F1B keeps p.
-# - **Interleaving**, two stages per rank in a loop: half of 1F1B's bubble, more alive, and more
-#   messages.
+# - In a V a rank has a stage that keeps its activations long and one that keeps them briefly; in a loop
+#   rank 0 has two that keep them long.
 #
 # ## 9 The same code under mpiexec
 #

@@ -78,7 +78,7 @@ def job_of(steps, **layout):
 
 job = job_of(1, pp=2, dp=2, tp=2)
 world = SimWorld(8)
-results = world.run(train, job)
+world.run(train, job)
 LEFT_OUT = "startup", "metrics"
 traces = [
     replace(trace, messages=[m for m in trace.messages if m.purpose not in LEFT_OUT])

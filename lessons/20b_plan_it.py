@@ -67,8 +67,8 @@ def job_of(pp, dp, tp, **settings):
 
 
 # %% [markdown]
-# The paper will be compared with a simulated world: the code that trains runs on every mesh, and its messages
-# and its computing take virtual time. This returns the time of its second step, and what happened in it:
+# The prediction will be compared with a simulated world. There the code that trains runs on every mesh, and
+# its messages and its computing take virtual time. This returns the time of its second step, and the trace:
 
 
 # %%
@@ -192,8 +192,8 @@ assert all(abs(paper[mesh] / clock[mesh] - 1) < 0.13 for mesh in meshes)
 # %% [markdown]
 # The best mesh mixes two axes: two tensor halves save 1.65 ms of the gradients' time, and their sums cost
 # 0.84 ms. Eight parts save all of it and cost 5.91 ms, because a ring of eight sends seven times as many
-# messages as a ring of two, each with its latency. The paper leaves out attention and the sums over the split
-# vocabulary, so it is always a little too low, and most where tp is large.
+# messages as a ring of two, each with its latency. The prediction leaves out attention and the sums over the
+# split vocabulary, so it is always a little too low, and most where tp is large.
 #
 # A plan belongs to one machine. Another machine takes a second to try on paper:
 

@@ -52,7 +52,8 @@ from minidist.job.train.trainer import train
 # wait for each other.
 #
 # Three ranks have a third of a tensor `w` each, and save it with the library. A piece has the name and the
-# shape of the *whole* tensor, and the range of it that the rank has:
+# shape of the *whole* tensor, the rank's numbers, and the range in which they belong. (The `{}` is for what
+# a job saves besides its tensors, such as the number of the step.)
 
 # %%
 folder = Path("runs") / "lesson-26"
@@ -130,8 +131,8 @@ disk.remove("step-2")
 # %% [markdown]
 # ## 5 Check
 #
-# Kill a rank in the middle of a real save. This disk is that of a rank which dies when it has written half
-# of a file, its file number `at`:
+# Kill a rank in the middle of a real save. The library writes through a `Storage`. This one belongs to a rank
+# that dies when it has written half of a file, namely its file number `at`, counted from 0:
 
 
 # %%
@@ -244,8 +245,9 @@ check("26.save", solution("26.save"))
 #   checksum, by which a damaged file is found before anything is loaded.
 
 # %% [markdown]
-# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step:
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
+# added up in float32 (4 B) and 12 B for Adam in every row:
 
 # %%
 story("26")

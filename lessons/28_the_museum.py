@@ -14,9 +14,10 @@
 # ## 1 The case
 #
 # The loss of a distributed program falls, and nothing raises. Is the program right? Take a bug of
-# data-parallel training of which seven projects were told within two years. Eleven rows are one training
-# step on three ranks, which have 4, 4 and 3 of them. Each rank takes the mean of the gradient over its own
-# rows, and the three means are averaged. The authors had tested it with 12 rows, where it is right.
+# data-parallel training that was reported to seven projects within two years (`minidist museum 1a` names
+# them). Eleven rows are one training step on three ranks, which have 4, 4 and 3 of them. Each rank takes the
+# mean of the gradient over its own rows, and the three means are averaged. The authors had tested it with 12
+# rows, where it is right.
 #
 # With 11 rows the gradient is wrong: some rows count more than they should. How many times as much as it
 # should does a row of the third rank count? And does the loss show it?
@@ -173,7 +174,7 @@ reported = sum(bool(exhibit.thread) for exhibit in exhibits())
 print(f"{reported} of all {len(exhibits())} exhibits were reported in public code")
 
 # %% [markdown]
-# Two rows have a right first gradient. Exhibit 6 computes wrong weights from right gradients, so weights
+# (The others are bugs of the same kind.) Two rows have a right first gradient. Exhibit 6 computes wrong weights from right gradients, so weights
 # must be compared as well. Exhibit 19a changes no number at all: it only takes memory, and only the peak
 # shows it.
 
@@ -214,7 +215,7 @@ print(", ".join(f"{each:.2f}" for each in SimWorld(3).run(largest_anywhere)))
 #
 # `steps` is a list of four training steps, each like `mean_of_means` above: `step(comm, w, x, y)` returns
 # this rank's gradient. You cannot see their code. `gradient(w, x, y)` is the right one on one device, and
-# every rank has all rows. Return the numbers of the steps that are wrong on any rank, in rising order, the
+# every rank has all rows. Return which steps are wrong on any rank, counted from 0 and in rising order, the
 # same list on every rank; a step that differs by rounding only is right. Every rank must call every step,
 # because the ranks exchange messages in it. Judged: the list.
 
@@ -239,8 +240,9 @@ check("28.wrong_steps", solution("28.wrong_steps"))
 # - **On every rank, entry by entry, with data on which a bug can show**: rows that cannot be divided equally.
 
 # %% [markdown]
-# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step:
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
+# added up in float32 (4 B) and 12 B for Adam in every row:
 
 # %%
 story("28")

@@ -116,3 +116,12 @@ os.fsync = lambda descriptor: None
 # A shell starts a background job with Ctrl-C ignored, and every program that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def progress_is_not_the_users(tmp_path_factory):
+    """Keep tries and solved puzzles of tests out of the home folder of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:
+            patch.setenv("MINIDIST_HOME", str(tmp_path_factory.mktemp("home")))
+        yield

@@ -13,7 +13,6 @@ Proved by: tests/lesson/test_puzzles.py
 
 import contextlib
 import io
-import json
 import os
 import textwrap
 from collections.abc import Callable, Sequence
@@ -24,11 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError, nearest, quoted, quoted_path, reason
-from minidist.base.files import writing
-from minidist.base.read_file import read_json
 from minidist.base.traces import Trace
 from minidist.comm.errors import RankTimeoutError
 from minidist.core.comm import Comm
+from minidist.course import progress
 from minidist.course.lesson.answer_process import BUFFERED, EndlessError
 from minidist.course.lesson.checker import Result, examine
 from minidist.course.lesson.exercise import Case
@@ -229,39 +227,11 @@ def puzzle(name: str, function: Callable[..., Any] | None = None) -> None:
 # Progress -------------------------------------------------------------------------------------------------------------
 
 
-def progress_file() -> Path:
-    """Return where progress is kept: in MINIDIST_HOME, else in the user's folder of data."""
-    home = os.environ.get("MINIDIST_HOME")
-    if home:
-        return Path(home) / "progress.json"
-    try:
-        data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    except RuntimeError:
-        raise UsageError("progress is not kept: there is no home folder; set MINIDIST_HOME to a folder") from None
-    return Path(data) / "minidist" / "progress.json"
-
-
 def solved() -> list[str]:
     """Return the names of the puzzles that are solved. Raises UsageError when the file cannot be read."""
-    path = progress_file()
-    remedy = "move it away to begin anew"
-    if not os.path.exists(path):  # False, too, where nobody may look
-        return []
-    table = read_json(path, "the file of progress", remedy)
-    names = table.get("puzzles") if isinstance(table, dict) else None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"the file of progress {quoted_path(path)} has no list of puzzles; {remedy}")
-    return names
+    return progress.names_of("puzzles")
 
 
 def mark(name: str) -> None:
     """Keep that a puzzle is solved. Raises UsageError when this cannot be written."""
-    path, names = progress_file(), solved()
-    if name in names:
-        return
-    with writing("progress", path, "set MINIDIST_HOME to a folder that you can write"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Whoever reads at the same time finds the old file or the new one.
-        new = path.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps({"puzzles": sorted([*names, name])}) + "\n", encoding="utf-8")
-        new.replace(path)
+    progress.add("puzzles", name)

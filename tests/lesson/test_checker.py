@@ -112,7 +112,15 @@ def test_a_rank_that_computes_without_end_is_stopped():
             pass
 
     result = examine("04.ring_all_reduce", endless, mpi=False, limits=Limits(compute_s=0.2))
+    assert "--timeout" not in result.text  # which `check` has not
     assert "does not end" in result.hint
+
+
+@each("answer, parameters", [(lambda comm: None, "(comm)"), (lambda comm, array, step: None, "(comm, array, step)")])
+def test_an_answer_with_other_parameters_is_told_what_it_gets(answer, parameters):
+    result = examine("04.ring_all_reduce", answer, mpi=False)
+    assert f"the parameters {parameters}, and the exercise passes 2: comm, an array of shape (0,)" in result.text
+    assert result.hint == "give the function the parameters of the stub, in their order"
 
 
 def test_a_program_that_sends_without_end_is_stopped():

@@ -1,5 +1,8 @@
 """A lesson's picture has a caption that draws it again, and its small job takes what a lesson adds to it."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -74,3 +77,21 @@ def test_a_marked_step_is_found_in_the_trace():
         ("computing", 1.0, 2.0),
         ("step 1", 1.0, 2.0),
     ]
+
+
+def test_a_lesson_that_runs_as_a_script_prints_its_title_and_its_headings(tmp_path):
+    source = tmp_path / "90_small.py"
+    source.write_text(
+        """# # 90 A small lesson
+# ## 1 The case
+from minidist.course.lesson import picture
+def two():
+    print("two")
+# ## 2 Nothing is printed here
+# ## 3 The code
+two()
+print(input("three? "))
+"""
+    )
+    run = subprocess.run([sys.executable, source], input="3\n", capture_output=True, text=True, check=True)
+    assert run.stdout == "90 A small lesson\n\n## 3 The code\n\ntwo\nthree? 3\n"

@@ -128,15 +128,20 @@ def test_the_package_takes_par_along_and_no_solution():
     assert [(path.name, name) for path, text in texts.items() for name in names if name in text] == []
 
 
-def test_a_solution_is_revealed_after_a_right_answer_or_three_tries(capsys, monkeypatch):
-    monkeypatch.setattr(solutions, "_wrong", defaultdict(set))
-    monkeypatch.setattr(solutions, "_passed", set())
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_solution_is_revealed_after_a_right_answer_or_three_tries(is_kept, capsys, monkeypatch, tmp_path):
+    """Tries of earlier sessions count; where no file can be written, those of this one do."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MINIDIST_HOME", str(tmp_path / ("home" if is_kept else "file")))
+    monkeypatch.setattr(solutions, "_session", defaultdict(set))
     ours = inspect.getsource(solutions.solution("16.gpipe"))
 
     def stub(stages, microbatches):
         raise NotImplementedError("yours")
 
     def revealed(name="16.gpipe"):
+        if is_kept:
+            solutions._session.clear()  # another session
         capsys.readouterr()
         solutions.reveal(name)
         return capsys.readouterr().out

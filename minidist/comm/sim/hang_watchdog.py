@@ -93,8 +93,8 @@ class HangWatchdog:
         if self.error is None:
             self.error = RankTimeoutError(
                 f"rank {self._rank()} computed for more than {self.timeout:g} s without communicating, at"
-                f" {call_site_of_thread(self._thread())}; it may compute without end: look at the last line of the"
-                " traceback, or raise --timeout"
+                f" {call_site_of_thread(self._thread())}; it may compute without end: look at this line, or raise"
+                " --timeout (in a notebook: SimWorld(..., timeout=))"
             )
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread()), ctypes.py_object(Stopped))
         return place
@@ -115,7 +115,8 @@ class HangWatchdog:
         return (
             f"rank {self._rank()} has been blocked for more than {self.timeout:g} s at {site}, outside of"
             " its communicator, and no other rank can run meanwhile: simulated ranks share one thread; let"
-            " comm.compute(seconds=...) take the place of a sleep, and messages that of locks, or raise --timeout"
+            " comm.compute(seconds=...) take the place of a sleep, and messages that of locks, or raise"
+            " --timeout (in a notebook: SimWorld(..., timeout=))"
         )
 
     def stop(self) -> None:

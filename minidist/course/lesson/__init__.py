@@ -19,6 +19,7 @@ from minidist.base.process import tune_process
 from minidist.course.lesson.checker import Result, check, examine
 from minidist.course.lesson.exercise import names
 from minidist.course.lesson.expect import expect
+from minidist.course.lesson.headings import print_headings
 from minidist.course.lesson.prediction import predict
 from minidist.course.lesson.setting import marked_step, memory_of, picture, small_job
 from minidist.course.lesson.solutions import reveal, solution
@@ -39,3 +40,4 @@ __all__ = [
 ]
 
 tune_process(1, keep_memory=False)
+print_headings()

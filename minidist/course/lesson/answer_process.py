@@ -37,6 +37,7 @@ import numpy as np
 from minidist.base.errors import DeadlockError, MinidistError, reason, text_of
 from minidist.base.traces import Trace
 from minidist.comm import SimWorld, call_site
+from minidist.comm.errors import RankTimeoutError
 from minidist.comm.program_lines import line_of_error
 from minidist.comm.sim.watched import Watched
 from minidist.core.comm import Comm
@@ -215,7 +216,7 @@ def run(
         try:
             outcome["answers"] = [plain(answer) for answer in world.run(main)]
         except BaseException as error:
-            text = text_of(error)
+            text = sentence_of(error)
             name = "" if isinstance(error, DeadlockError) else type(error).__name__
             line = None if isinstance(error, MinidistError) else line_of_error(error)
             where = f", at {line}" if line is not None else ""
@@ -234,6 +235,12 @@ def run(
         "memory": max((sum(live.values()) for trace in world.traces for _, live in trace.memory), default=0),
     }
     return outcome, world.traces
+
+
+def sentence_of(error: BaseException) -> str:
+    """Return the text of an error; of one about time without its flag, for the time of an answer is fixed."""
+    text = text_of(error)
+    return text.partition(", or raise")[0] if isinstance(error, RankTimeoutError) else text
 
 
 def _rows(trace: Trace) -> list[list[tuple[Any, ...]]]:

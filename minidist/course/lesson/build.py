@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from minidist.base.errors import MinidistError, UsageError, quoted, quoted_path
@@ -65,7 +66,8 @@ def make(source: Path) -> Any:
     # A kernel starts in the repository's root, where `python lessons/NN_name.py` runs too. Checks draw the same cases
     # in every build.
     try:
-        client.execute(env={**os.environ, SEED: "0"})
+        with TemporaryDirectory() as home:  # where nobody has tried an exercise
+            client.execute(env={**os.environ, SEED: "0", "MINIDIST_HOME": home})
     except nbclient.exceptions.CellExecutionError as error:
         raise LessonError(f"{source.name}: {error}") from None
     tidy(notebook)

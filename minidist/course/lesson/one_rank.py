@@ -5,13 +5,14 @@ Proved by: tests/lesson/test_checker.py
 
 import inspect
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from minidist.comm.has_run import has_run
 from minidist.core.base.errors import MinidistError, UsageError
 from minidist.core.comm import Comm
+from minidist.course.lesson.plain import form, plain
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class ForbiddenCallError(UsageError):
     """The answer used a method of comm that the exercise does without."""
 
 
+class ParametersError(UsageError):
+    """The answer has other parameters than the exercise has arguments."""
+
+
 class ProgramExitError(MinidistError):
     """The answer ended the program."""
 
@@ -40,6 +45,7 @@ def one_rank(task: Task, function: Callable[..., Any], data: bytes, comm: Comm) 
     if task.setup is not None:
         arguments = task.setup(comm, *arguments)
     given = (restricted(comm, task.forbidden), *arguments) if task.communicates else arguments
+    check_arguments(function, given, task.communicates)
     try:
         returned = function(*given)
     except SystemExit as end:
@@ -48,6 +54,22 @@ def one_rank(task: Task, function: Callable[..., Any], data: bytes, comm: Comm) 
     if not (task.generator and inspect.isgenerator(returned)):
         has_run(returned, function, comm.rank if task.communicates else None)
     return task.answer(arguments, returned)
+
+
+def check_arguments(function: Callable[..., Any], given: Sequence[Any], communicates: bool) -> None:
+    """Raise ParametersError where the function has other parameters than the exercise has arguments."""
+    try:
+        signature = inspect.signature(function)
+    except Exception:  # of a function of C, or of an object that hides its parameters
+        return
+    try:
+        signature.bind(*given)
+    except TypeError:
+        kinds = ["comm"] * communicates
+        kinds += ["a function" if callable(value) else form(plain(value)) for value in given[len(kinds) :]]
+        raise ParametersError(
+            f"the function has the parameters {signature}, and the exercise passes {len(kinds)}: {', '.join(kinds)}"
+        ) from None
 
 
 def restricted(comm: Comm, forbidden: tuple[str, ...]) -> Any:

@@ -34,7 +34,7 @@ from minidist.core.comm.sim.matching import LinkModel
 from minidist.course.lesson.answer_process import MAX_PRINTED, RECORD, RECORDED, Answer, EndlessError, Job, Question
 from minidist.course.lesson.exercise import Case, Exercise, Least
 from minidist.course.lesson.library_calls import LibraryCallError
-from minidist.course.lesson.one_rank import ForbiddenCallError, ProgramExitError
+from minidist.course.lesson.one_rank import ForbiddenCallError, ParametersError, ProgramExitError
 from minidist.course.lesson.plain import plain
 from minidist.course.lesson.transport import dumps_of_exercise
 from minidist.course.lesson.wire import Channel, unpack
@@ -245,7 +245,7 @@ KNOWN: dict[str, type[BaseException]] = {
         *vars(builtins).values(),
         *vars(errors).values(),
         *vars(message_errors).values(),
-        *(LibraryCallError, ForbiddenCallError),
+        *(LibraryCallError, ForbiddenCallError, ParametersError),
         *(ProgramExitError, EndlessError, NotRunError),
     )
     if isinstance(kind, type) and issubclass(kind, BaseException)

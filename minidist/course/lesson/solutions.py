@@ -1,22 +1,26 @@
 """Finds our solutions of the exercises: lessons/solutions/ of the repository, which the package does not contain.
 
 Nothing that judges an answer needs them: expected answers are computed by the exercises, and par is in par.json.
-`reveal` prints one to a reader who has tried; a stub that is not filled in, and our solution itself, are no tries.
+`reveal` prints one to a reader who has tried, in this session or in an earlier one; a stub that is not filled in, and
+our solution itself, are no tries.
 
 Proved by: tests/lesson/test_solutions.py
 """
 
+import hashlib
 import importlib.util
 import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from minidist.core.base.errors import UsageError
+from minidist.course import progress
 from minidist.course.lesson.exercise import Exercise, find
 from minidist.course.lesson.numbers import number_of
 
@@ -45,31 +49,51 @@ def defined(module: ModuleType, exercise: Exercise) -> Callable[..., Any] | None
 
 
 TRIES = 3  # answers that are not right, after which `reveal` prints the solution
-_wrong: dict[str, set[Any]] = defaultdict(set)  # exercise -> answers of this process that were not right
-_passed: set[str] = set()
+_session: dict[str, set[str]] = defaultdict(set)  # what this process has added, where the file cannot be written
 
 
 def count(name: str, function: Any, passed: bool) -> None:
     """Count an answer as a try, unless it is our solution. The same code counts once, however often its cell runs."""
     if getattr(function, "__module__", "").startswith(PREFIX):
         return
-    if passed:
-        _passed.add(name)
-    else:
-        code = getattr(function, "__code__", None)
-        _wrong[name].add(function if code is None else (code.co_code, repr(code.co_consts), code.co_names))
+    what, entry = ("passed", name) if passed else ("tries", f"{name} {fingerprint(function)}")
+    _session[what].add(entry)
+    with suppress(UsageError):
+        progress.add(what, entry)
+
+
+def fingerprint(function: Any) -> str:
+    """Return a text that is the same for the same code, in every process."""
+    code = getattr(function, "__code__", None)
+    text = _text_of(code) if code is not None else getattr(function, "__qualname__", type(function).__qualname__)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _text_of(code: CodeType) -> str:
+    """Return what a function does as a text. A function in it is a constant, whose own text has an address."""
+    constants = [_text_of(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    return repr((code.co_code, constants, code.co_names))
+
+
+def kept(what: str) -> set[str]:
+    """Return what was counted: the exercises that were "passed", or the "tries", with the exercise's name first."""
+    entries = set(_session[what])
+    with suppress(UsageError):
+        entries |= set(progress.names_of(what))
+    return entries
 
 
 def reveal(name: str) -> None:
-    """Print our solution of an exercise when an answer of this session has passed, or TRIES answers have not.
+    """Print our solution of an exercise when an answer of the reader has passed, or TRIES answers have not.
 
     Raises UsageError like `solution`.
     """
     function, name = solution(name), find(name).name
-    if name in _passed or len(_wrong[name]) >= TRIES:
+    tries = sum(entry.split(" ")[0] == name for entry in kept("tries"))
+    if name in kept("passed") or tries >= TRIES:
         print(inspect.getsource(function))
     else:
-        left = TRIES - len(_wrong[name])
+        left = TRIES - tries
         print(
             f"{name}: our solution is printed here when your answer passes, or after {left} more"
             f" {'try' if left == 1 else 'tries'}"

@@ -1,4 +1,4 @@
-"""Lesson 14b: a cross-entropy from logits whose words are split over the ranks, which never holds all of them.
+"""Lesson 14b: an MLP between layers whose rows are split over the ranks, and a cross-entropy whose words are.
 
 Proved by: tests/lesson/test_exercises.py
 """
@@ -13,6 +13,7 @@ from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, is_w
 from minidist.course.lesson.hint_file import hints_of
 
 ROWS = 5
+WIDTH, OWN = 4, 2  # of the MLP: the numbers of a row, and the rows of a rank
 
 
 def whole(case: Case) -> tuple[np.ndarray, np.ndarray]:
@@ -108,7 +109,52 @@ def target_elsewhere(f: Failure) -> bool:
     return bool(np.isfinite(f.answers[0][0]).all())
 
 
+# --- the MLP ---
+
+
+def mlp_parts(case: Case) -> dict[str, np.ndarray]:
+    """Return whole matrices of integers, with two rows and `case.size` columns of A for each rank."""
+    draw, hidden, rows = case.generator(), case.ranks * case.size, case.ranks * OWN
+    shapes = {"x": (rows, WIDTH), "a": (WIDTH, hidden), "b": (hidden, WIDTH), "gradient": (rows, WIDTH)}
+    return {name: draw.integers(-4, 5, shape) * 1.0 for name, shape in shapes.items()}
+
+
+def mlp_arguments(case: Case, rank: int) -> tuple[Any, ...]:
+    p, columns = mlp_parts(case), slice(rank * case.size, (rank + 1) * case.size)
+    rows = slice(rank * OWN, (rank + 1) * OWN)
+    return p["x"][rows].copy(), p["a"][:, columns].copy(), p["b"][columns].copy(), p["gradient"][rows].copy()
+
+
+def mlp_truth(case: Case, mean: bool = False) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return each rank's rows of y and of x's gradient; or those of a mean over the ranks."""
+    p = mlp_parts(case)
+    hidden = np.maximum(p["x"] @ p["a"], 0)
+    y = hidden @ p["b"]
+    slope = ((p["gradient"] @ p["b"].T) * (hidden > 0)) @ p["a"].T
+    scale = case.ranks if mean else 1
+    return [(y[i : i + OWN] / scale, slope[i : i + OWN] / scale) for i in range(0, len(y), OWN)]
+
+
+def own_columns(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return what a rank computes without a message: its rows, from its columns alone."""
+    result = []
+    for rank in range(case.ranks):
+        x, a, b, gradient = mlp_arguments(case, rank)
+        hidden = np.maximum(x @ a, 0)
+        result.append((hidden @ b, ((gradient @ b.T) * (hidden > 0)) @ a.T))
+    return result
+
+
 EXERCISES = [
+    Exercise(
+        name="14b.split_mlp",
+        arguments=mlp_arguments,
+        expected=mlp_truth,
+        par=Case(4, 8),
+        label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.size} columns of A on each",
+        limits=("bytes",),
+        hints=hints_of(globals(), "14b.split_mlp"),
+    ),
     Exercise(
         name="14b.split_cross_entropy",
         arguments=arguments,
@@ -124,5 +170,5 @@ EXERCISES = [
             of_its_own_softmax=lambda f: by_rank(f, own_softmax),
             always_negative=lambda f: all(np.all(np.asarray(a[0]) < 0) for a in f.answers),
         ),
-    )
+    ),
 ]
