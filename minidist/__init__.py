@@ -26,19 +26,21 @@ _MODULES = {
         "layer_norm",
         "matmul",
         "no_grad",
+        "softmax",
     ),
     "minidist.base.flop_counter": ("FlopCounter", "current_flop_counter"),
     "minidist.base.coordinates": ("batch_coordinates",),
     "minidist.core.base.arrays": ("quiet_overflow",),
     "minidist.core.base.errors": ("DeadlockError", "MinidistError", "MismatchError", "UsageError"),
-    "minidist.collectives": ("gather", "scatter"),
+    "minidist.collectives": ("gather", "reduce", "scatter"),
     "minidist.collectives.algorithms": ("ALGORITHMS",),
     "minidist.core.base.layout": ("Layout", "chunk_sizes"),
     "minidist.base.traces": ("Trace",),
     "minidist.core.base.trace": ("new_purpose", "purpose"),
-    "minidist.core.collectives": ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"),
+    "minidist.core.collectives": ("all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "reduce_scatter"),
     "minidist.core.comm": ("ANY", "Comm", "LinkModel", "init_device_mesh"),
     "minidist.core.nn": ("Block", "FlatParameters", "GPT", "GPTConfig", "Linear", "MLP", "MixtureOfExperts", "Module"),
+    "minidist.core.nn.layers": ("Embedding", "LayerNorm", "Sequential"),
     "minidist.core.nn.experts": ("expert_capacity",),
     "minidist.core.optim": ("AdamW", "SGD"),
     "minidist.optim.adam": ("Adam",),
@@ -58,7 +60,7 @@ _MODULES = {
     "minidist.core.train.task": ("ParallelLayout", "Task", "global_loss"),
     "minidist.data": ("glyphs", "load_dataset"),
     "minidist.job.config.train_config": ("TrainConfig",),
-    "minidist.nn": ("Dropout", "Llama", "LlamaConfig"),
+    "minidist.nn": ("Dropout", "Llama", "LlamaConfig", "ModuleDict", "ModuleList", "RMSNorm", "mse_loss", "relu"),
     "minidist.parallel.context.orders": ("part_order", "sequence_positions"),
     "minidist.parallel.context.ulysses": ("UlyssesAttention",),
     "minidist.parallel.fitting_dims": ("gradient_axes",),
@@ -72,6 +74,8 @@ _MODULES = {
     "minidist.parallel.zero": ("ZeroOptimizer",),
     "minidist.pipeline.schedules": ("get_schedule",),
 }
+# PyTorch's names, and MPI's, of what has another name here.
+_CALLED = {"DDP": "DistributedDataParallel", "FSDP": "fully_shard", "init_process_group": "launch"}
 _PACKAGES = {"flight_recorder": "minidist.debug.flight_recorder"}
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -84,7 +88,8 @@ def __getattr__(name: str) -> Any:
     elif name in _PLACES:
         value = getattr(import_module(_PLACES[name]), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        here = f"; it is called {_CALLED[name]} here" if name in _CALLED else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{here}")
     globals()[name] = value  # kept, so that it is looked up once
     return value
 

@@ -55,6 +55,8 @@ FUNCTIONS = {
     "special_sum": "minidist.collectives.call_checks",
     "trace": "minidist.base.traces:Trace",
     "validate_plan": "minidist.pipeline.validate:validate",
+    "warn_of_no_rows": "minidist.base.warn",
+    "warn_without_gradient": "minidist.base.warn",
 }
 # Functions that are called in every step, most of them for every operation or message.
 OFTEN = {

@@ -30,6 +30,7 @@ user_file.py      FILE.py:FUNCTION
 plain_pickle.py   pickles that hold plain values, read without running code
 extras.py         packages that a command needs and an installation may lack
 promise_fibers.py fibers on JavaScript promises, in a browser
-process.py        settings of the process
+process.py        settings of the process, and its standard output when nobody reads it
+warn.py           warnings of what is no error, and most often a mistake
 interrupts.py     where a run was when Ctrl-C ended it
 """

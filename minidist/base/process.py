@@ -8,13 +8,17 @@ is `import minidist.course.lesson`, which limits BLAS threads, because a noteboo
 Proved by: tests/base/test_process.py
 """
 
+import atexit
 import ctypes
 import gc
 import importlib
 import os
+import select
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 _M_TRIM_THRESHOLD = -1
@@ -52,6 +56,37 @@ def tune_process(blas_threads: int | None = 1, keep_memory: bool = True) -> dict
     if keep_memory:
         done["keep_memory"] = keep_freed_memory()
     return done
+
+
+def leave_standard_output() -> None:
+    """Let go of what standard output has not taken, so that Python does not try again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def end_if_nobody_reads() -> None:
+    """After a BrokenPipeError: end as other programs do in `... | head`, if standard output has no reader any more."""
+    if not hasattr(select, "poll"):
+        return
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if any(event & select.POLLERR for _, event in poll.poll(0)):
+        leave_standard_output()
+        sys.exit(128 + signal.SIGPIPE)
+
+
+@cache
+def flush_at_the_end() -> None:
+    """Write what `print` has kept when the process ends; a reader that has gone, as of `... | head`, is no error."""
+
+    def flush() -> None:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            leave_standard_output()
+        except (AttributeError, ValueError):
+            return  # there is none, or it is closed
+
+    atexit.register(flush)
 
 
 def keep_freed_memory() -> bool:

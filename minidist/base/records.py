@@ -109,14 +109,21 @@ class Record:
         cls.model_fields = fields
 
     def __init__(self, /, **values: Any) -> None:
-        values = self.completed(values)
-        for name, field in self.model_fields.items():
-            if name not in values and field.default is REQUIRED:
-                raise WrongValue("Field required", (name,), values)
-            vars(self)[name] = _given(field, name, values[name], self._strict) if name in values else field.default
-        for name in values if self._forbid else ():
-            if name not in self.model_fields:
-                raise WrongValue("Extra inputs are not permitted", (name,), values[name], unknown=True)
+        try:
+            values = self.completed(values)
+            for name, field in self.model_fields.items():
+                if name not in values and field.default is REQUIRED:
+                    raise WrongValue("Field required", (name,), values)
+                vars(self)[name] = _given(field, name, values[name], self._strict) if name in values else field.default
+            for name in values if self._forbid else ():
+                if name not in self.model_fields:
+                    raise WrongValue("Extra inputs are not permitted", (name,), values[name], unknown=True)
+        except WrongValue as error:
+            raise self.told(error) from None
+
+    def told(self, error: WrongValue) -> WrongValue:
+        """Return the error as it is raised; a class may say it in other words."""
+        return error
 
     @classmethod
     def completed(cls, values: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def without_ours(frames: Sequence[FrameSummary]) -> list[FrameSummary]:
 class ProgramError(MinidistError):
     """A user's program has raised an exception, or ended with an error. The text is its traceback, without our frames.
 
-    after: the files that run the program; the traceback begins behind the last frame of any.
+    after: the files that run the program; the traceback begins behind the last frame of any. error: the exception.
     """
 
     exit_code = 1
@@ -36,6 +36,7 @@ class ProgramError(MinidistError):
         last_of_ours = max((k for k, frame in enumerate(frames) if frame.filename in after), default=-1)
         text = "".join(traceback.format_list(without_ours(frames[last_of_ours + 1 :])))
         notes = "\n".join(getattr(error, "__notes__", ()))
+        self.error = error
         super().__init__(f"the program raised {type(error).__name__}: {text_of(error)}\n{text}{notes}")
 
 

@@ -10,7 +10,7 @@ closed_forms.py         what a call sends, how long it takes, and bandwidths tha
 auto.py                 the cheapest algorithm for a call
 tuning.py               measured times, for the choice under MPI
 segmented_ring.py       the ring in segments
-ring_in_blocks.py       the ring on blocks that fit into the caches
+ring_in_blocks.py       the ring that adds block by block, in the cache
 binomial_tree.py        the binomial tree
 recursive_doubling.py   for short messages
 folding.py              any number of ranks for an algorithm of a power of two

@@ -1,13 +1,14 @@
-"""The ring on blocks of a long array, one after the other, so that a block stays in the caches of the processors.
+"""The ring whose sums are computed block by block, so that what arrives is added while it is in the cache.
 
-The ring passes over an array three times: it sends a chunk, adds to a chunk, and sends the sum. An array that is longer
-than the caches is read from memory each time; a block is read from memory once:
+The ring receives a whole chunk before it adds it. A chunk that is longer than the cache is written to memory first and
+read again for the sum; a block of it is not:
 
-    ring              | send .......... | add .......... | send .......... |        three passes over the array
-    ring_in_blocks    | send | add | send |  | send | add | send |  ...             three passes over each block
+    ring              | receive ............................ | add ............................. |   a step
+    ring_in_blocks    | receive | add | receive | add | receive | add | receive | add |
 
-It takes 2 (n-1) messages for each block, so it is only for ranks that share a machine and for long arrays. The bytes
-are those of the ring, and so are the sums where the array is one block.
+A step of the reduce-scatter takes k messages, one for each block, and n-1 steps of the all-gather, which only copies,
+take one message each. So it is for long arrays on ranks that share a machine. Bytes and bits are those of the ring, and
+it needs one block of memory in addition to the array, where the ring needs a chunk.
 
 Source: Lam, Rothberg and Wolf, The cache performance and optimizations of blocked algorithms, ASPLOS 1991.
 Proved by: tests/collectives/test_papers.py, tests/collectives/test_closed_form.py
@@ -18,36 +19,53 @@ from math import ceil
 
 import numpy as np
 
+from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, cut
-from minidist.core.collectives import ring
-from minidist.core.collectives.calls import algorithm
+from minidist.core.base.watchers import track
+from minidist.core.collectives.calls import accumulate, algorithm, divide
+from minidist.core.collectives.ring import circulate
 from minidist.core.comm.communicator import PointToPoint
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 
 
-def blocks(elements: int, itemsize: int) -> list[int]:
-    """Return the elements of each block, nearly equal: as few blocks as are needed of at most BLOCK_BYTES."""
-    return chunk_sizes(elements, max(1, ceil(elements * itemsize / BLOCK_BYTES)))
+def blocks(nbytes: float) -> int:
+    """Return into how many blocks, nearly equal, a chunk of this many bytes is cut."""
+    return max(1, ceil(nbytes / BLOCK_BYTES))
 
 
 def sends(sizes: Sequence[int], rank: int, itemsize: int = 8) -> tuple[int, int]:
-    """Return what is sent: the ring's messages and elements, for each block."""
-    n, of_blocks = len(sizes), blocks(sum(sizes), itemsize)
-    chunks = [chunk_sizes(elements, n) for elements in of_blocks]
-    return 2 * (n - 1) * len(of_blocks), sum(2 * sum(c) - c[rank] - c[(rank + 1) % n] for c in chunks)
+    """Return what is sent: the ring's elements; every chunk in as many blocks as the largest one, chunk 0, needs."""
+    n = len(sizes)
+    return (n - 1) * (blocks(sizes[0] * itemsize) + 1), 2 * sum(sizes) - sizes[rank] - sizes[(rank + 1) % n]
 
 
 @algorithm(
     "all_reduce",
     "ring_in_blocks",
     sends=sends,
-    seconds=lambda nbytes, n, alpha, beta: (
-        2 * (n - 1) * (max(1, ceil(nbytes / BLOCK_BYTES)) * alpha + beta * nbytes / n)
-    ),
+    seconds=lambda nbytes, n, alpha, beta: (n - 1) * ((blocks(nbytes / n) + 1) * alpha + 2 * (beta * nbytes / n)),
 )
 def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
-    """Run the ring on each block: 2 (n-1) messages per block and rank."""
-    for block in cut(array.reshape(-1), blocks(array.size, array.itemsize)):
-        ring.all_reduce(comm, block, op)
+    """Take the ring's steps, each step of the reduce-scatter in k blocks: (n-1) (k+1) messages per rank."""
+    n, rank, flat = comm.size, comm.rank, array.reshape(-1)
+    sizes = chunk_sizes(array.size, n)
+    chunks = cut(flat, sizes)
+    # All chunks have the same number of blocks, so that both sides of a step agree on the messages.
+    k = blocks(sizes[0] * array.itemsize)
+    parts = [cut(chunk, chunk_sizes(chunk.size, k)) for chunk in chunks]
+    arrived = track(xp.empty_like(flat, shape=(parts[0][0].size,)), "communication")
+
+    # Reduce-scatter: in each step a chunk leaves and another one grows, block by block.
+    for step in range(1, n):
+        leaving, growing = parts[(rank - step) % n], parts[(rank - step - 1) % n]
+        for block, total in zip(leaving, growing, strict=True):
+            incoming = arrived[: total.size]
+            comm.sendrecv(block, (rank + 1) % n, incoming, (rank - 1) % n)
+            accumulate(op, total, incoming)
+    if op == "avg":
+        divide(chunks[rank], n)
+
+    # All-gather: the complete chunks travel once around, each in one message.
+    circulate(comm, chunks)
     return array

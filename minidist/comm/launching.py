@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path
 from minidist.base.interrupts import EXIT_CODE, interrupted
 from minidist.base.limits import check_ranks
-from minidist.base.process import tune_process
+from minidist.base.process import flush_at_the_end, tune_process
 from minidist.comm.launched import launched_size
 from minidist.comm.program_lines import lines_of
 
@@ -85,10 +85,10 @@ def launch(
         from minidist.comm.mpi.start import refuse
 
         refuse("minidist: " + "\n  ".join(lines_of(error)), error.exit_code)
-    except Exception:
+    except Exception as error:
         from minidist.comm.tracebacks import print_at_the_end
 
-        print_at_the_end()
+        print_at_the_end(error)
         raise
 
 
@@ -200,6 +200,7 @@ def execute(
     simulated: what makes the world of virtual ranks; None: `SimWorld`.
     """
     tune()
+    flush_at_the_end()
 
     size = launched_size()
     check_options(size, ranks, timeout, eager_bytes, synchronous)

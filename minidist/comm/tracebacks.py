@@ -5,10 +5,17 @@ Proved by: tests/comm/test_error_lines.py
 
 import sys
 import traceback
+from pathlib import Path
 from types import TracebackType
 
+from minidist.base.process import end_if_nobody_reads
 from minidist.base.user_file import without_ours
+from minidist.comm.call_site import is_of_user
 from minidist.comm.program_lines import shows_all
+from minidist.core.base.errors import MinidistError, quoted
+
+_PACKAGE = str(Path(__file__).parents[1])
+_SHORT = (str, int, float, type(None))  # of values that are shown themselves
 
 
 def traceback_of(error: BaseException) -> str:
@@ -28,12 +35,50 @@ def traceback_of(error: BaseException) -> str:
     return "".join(shown.format()) + more
 
 
+def note_call(error: BaseException) -> None:
+    """Add to an error that arose inside this package which function the program called, and with which values.
+
+    Our own errors say it themselves, and one that arose in a line of the program's is not about our arguments.
+    """
+    if isinstance(error, MinidistError) or not isinstance(error, AttributeError | TypeError | ValueError):
+        return
+    called, step = None, error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if is_of_user(code.co_filename):
+            called = None
+        elif called is None and code.co_filename.startswith(_PACKAGE):
+            called = step.tb_frame
+        step = step.tb_next
+    if called is None:
+        return
+    code, values = called.f_code, []
+    for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        value = called.f_locals.get(name)
+        shown = quoted(value) if isinstance(value, _SHORT) else f"a {type(value).__name__}"
+        values += [f"{name}={shown}"] * (name not in ("self", "cls"))
+    function = code.co_qualname.removesuffix(".__init__")
+    note = f"minidist's {function} was called with {', '.join(values)}; help({function}) says what it takes"
+    error.__notes__ = [note, *getattr(error, "__notes__", ())]
+
+
 def print_exception(_: type[BaseException], error: BaseException, __: TracebackType | None) -> None:
     """Print an exception that ends the program."""
     print(traceback_of(error), end="", file=sys.stderr)
 
 
-def print_at_the_end() -> None:
-    """Let Python print an exception that nobody catches by `print_exception`, unless the program has another way."""
+class _Hook:
+    """Puts Python's own way to print an exception back when the exception that has this attribute is gone."""
+
+    def __del__(self) -> None:
+        if sys.excepthook is print_exception:
+            sys.excepthook = sys.__excepthook__
+
+
+def print_at_the_end(error: BaseException) -> None:
+    """Let Python print this exception by `print_exception` if nobody catches it, unless the program has another way."""
+    if isinstance(error, BrokenPipeError):
+        end_if_nobody_reads()
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = print_exception
+        error.minidist_hook = _Hook()  # type: ignore[attr-defined]

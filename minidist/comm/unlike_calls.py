@@ -6,8 +6,8 @@ Proved by: tests/comm/test_call_log.py, tests/comm/sim/test_look_ahead.py
 """
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from minidist.comm.call_log import Call
@@ -159,6 +159,23 @@ def _is_shifted(skipping: Sequence[Kind], whole: Sequence[Kind], skipping_ended:
     # Of a rank that has ended all calls are known, so that the other one cannot have more.
     longer_skipping, longer_rest = len(skipping) > common, len(rest) > common
     return not (longer_skipping and whole_ended) and not (longer_rest and skipping_ended)
+
+
+def on_several_communicators(waits: Iterable[tuple[str, str, Sequence[int], int]]) -> Iterator[str]:
+    """Yield the operations that some ranks call on one communicator and some on another.
+
+    waits: operation, communicator, its members, and the rank that waits in it.
+    """
+    calls: dict[str, dict[str, list[tuple[Sequence[int], int]]]] = defaultdict(lambda: defaultdict(list))
+    for operation, name, members, rank in waits:
+        calls[operation][name].append((members, rank))
+    for operation, places in calls.items():
+        if len(places) > 1:
+            each = [
+                f"{ranks_text(rank for _, rank in made)} on {name} ({ranks_text(made[0][0])})"
+                for name, made in places.items()
+            ]
+            yield f"{operation} is called by {', and by '.join(each)}: all ranks of a communicator must call it there"
 
 
 def ranks_text(ranks: Iterable[int], most: int = 8) -> str:

@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 from minidist import __version__
 from minidist.base.errors import MAX_QUOTED, MinidistError, UsageError, quoted, quoted_path, reason
 from minidist.base.interrupts import EXIT_CODE, ignore_more, interrupted
-from minidist.commands.command import Exit, arguments_of, parameters_of, say
+from minidist.base.process import end_if_nobody_reads, leave_standard_output
+from minidist.commands.command import Exit, arguments_of, check_words, parameters_of, say
 from minidist.commands.listing import listing, width_without_colours
 
 ABOUT = "Distributed training that you can read, run on a laptop, and check."
@@ -167,6 +168,8 @@ def run_words(words: Sequence[str]) -> int:
         if command is not None and words[0] in COMMANDS and (own := in_own_words(words, command)) != list(words):
             sys.argv[1:] = own
             return run_words(own)
+        if command is not None:
+            check_words(command, words[names:], words[0] in FIRST_ENDS)
         from minidist.commands.typer_help import read
 
         first = first_word(words)
@@ -184,11 +187,6 @@ def run_words(words: Sequence[str]) -> int:
     except Exit as end:
         return end.exit_code
     return 0
-
-
-def leave_standard_output() -> None:
-    """Let go of what standard output has not taken, so that Python does not try again when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def shortened(text: str, words: Sequence[str]) -> str:
@@ -247,6 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         stop_at_file(error)
         raise
     except MinidistError as error:
+        if isinstance(getattr(error, "error", None), BrokenPipeError):  # of a program of the user's
+            end_if_nobody_reads()
         # Notes were attached where the error passed, by parts that know more than the part that raised it.
         if "--traceback" in sys.argv:  # of a script that `run` runs
             os.environ["MINIDIST_TRACEBACK"] = "1"

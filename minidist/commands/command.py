@@ -20,12 +20,14 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from minidist.base.files import strict
 from minidist.base.limits import MAX_DIGITS
+from minidist.core.base.errors import UsageError, quoted
 
 
 class Exit(Exception):
@@ -227,6 +229,36 @@ def arguments_of(function: Callable[..., Any], words: Sequence[str], first_ends:
     return None if others else _values(parameters, given)
 
 
+def check_words(function: Callable[..., Any], words: Sequence[str], first_ends: bool = False) -> None:
+    """Raise UsageError where `arguments_of` returned None for a word too many, or for the text of a number.
+
+    Typer's sentence about them has neither the value nor a remedy.
+    """
+    parameters = parameters_of(function)
+    given, others = _texts(parameters, words, first_ends) or ({}, [])
+    taken = [one for one in parameters if one.flag is None or one.flag.is_word]
+    if len(others) > len(taken) and not any(one.several for one in taken):
+        raise UsageError(_too_many(others[len(taken)], words, parameters))
+    for one in parameters:
+        for text in given.get(one.name, ()):
+            if not isinstance(text, bool):
+                _check_number(one, text)
+
+
+def _too_many(word: str, words: Sequence[str], parameters: Sequence[Parameter]) -> str:
+    """Return what is wrong with a word that no parameter takes: most often it follows a flag that takes no value."""
+    before = {first for first, second in pairwise(words) if second == word}
+    for one in parameters:
+        for flag in before.intersection((*one.on, *one.off)) if one.flag is not None and one.kind is bool else ():
+            assert one.flag is not None
+            return f"{flag} takes no value, and {quoted(word)} follows it; what it does: {one.flag.help}"
+    model = any("--model" in one.on for one in parameters) and not word[:1].isdigit()
+    return (
+        f"{quoted(word)} has no flag before it; write the flag whose value it is{f', such as --model {word}' * model}"
+        " (--help lists all flags)"
+    )
+
+
 def _texts(
     parameters: Sequence[Parameter], words: Sequence[str], first_ends: bool
 ) -> tuple[dict[str, list[Any]], list[str]] | None:
@@ -286,6 +318,22 @@ def _values(parameters: Sequence[Parameter], given: Mapping[str, Sequence[Any]])
         if one.flag is not None and one.flag.callback is not None:
             values[one.name] = one.flag.callback(one.on[0], values[one.name])
     return values
+
+
+def _check_number(parameter: Parameter, text: str) -> None:
+    """Raise UsageError for the text of a number that is none, such as 4K or, where it must be whole, 1e3."""
+    if parameter.kind is int and not re.fullmatch(r"[+-]?[0-9_]+(\.0*)?", text.strip()):
+        raise UsageError(
+            f"{parameter.on[0]} {quoted(text)}; it must be a whole number in digits, such as 4096, without a suffix or"
+            " an exponent"
+        )
+    if parameter.kind is float:
+        try:
+            float(text)
+        except ValueError:
+            raise UsageError(
+                f"{parameter.on[0]} {quoted(text)}; it must be a number, such as 0.5 or 2e12, without a suffix"
+            ) from None
 
 
 def _read(parameter: Parameter, text: str) -> Any:

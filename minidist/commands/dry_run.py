@@ -164,7 +164,7 @@ def check_fold(config: TrainConfig, size: int) -> None:
     sequences = 2 * batches.dims.cp if batches.dims.cp > 1 else 1
     differ = {
         f"the replicas of --schedule {config.schedule}": not drains(config),
-        "replicas with unlike numbers of rows": config.weights or not batches.shares.is_even,
+        "replicas with different numbers of rows": config.weights or not batches.shares.is_even,
         "ranks that orthogonalise other matrices (muon)": config.optimizer == "muon",
         f"the shards of layers (--optimizer {config.optimizer} with --zero {config.zero})": config.zero
         and config.optimizer in ("lars", "lamb"),

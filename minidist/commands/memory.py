@@ -108,7 +108,7 @@ class StepFlags:
 @grouped
 def memory(
     *,
-    params: Annotated[str | None, Option(help="number of parameters, such as 7.5e9")] = None,
+    params: Annotated[str | None, Option(help="number of parameters, such as 7.5e9 or 7.5B")] = None,
     model: Annotated[str | None, Option(help="a name, such as gpt3-175b or llama-3.1-8b, or a config.json")] = None,
     flags: StepFlags,
     form: Annotated[

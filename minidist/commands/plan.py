@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from minidist.base.errors import UsageError, quoted, quoted_path
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.limits import check_count
 from minidist.commands.command import Argument, Option, Result, grouped, json_or_table, say
 from minidist.commands.flags import above_zero, command_line, described_model, one_of, picture_file, whole_numbers
@@ -92,15 +92,12 @@ class JobFlags:
             dropout=self.dropout or file.dropout,
         )
 
-    def job(self, model: "Architecture", seq: int | None, name: str, gpus: int) -> "Job":
-        """Return the job; UsageError for what is missing or out of range."""
-        from minidist.planning.cluster.layout import ATTENTION, FRAMEWORKS, KERNELS, Job, check_length, length_to_give
+    def job(self, model: "Architecture", seq: int | None, gpus: int) -> "Job":
+        """Return the job; UsageError for what is out of range. Nothing is missing: see `_refuse_missing`."""
+        from minidist.planning.cluster.layout import ATTENTION, FRAMEWORKS, KERNELS, Job, check_length
 
-        if seq is None:
-            also = ", and --global-batch, the sequences of a step" if self.global_batch is None else ""
-            raise UsageError(f"the length of the sequences is missing; {length_to_give(model, bool(name))}{also}")
-        if self.global_batch is None:
-            raise UsageError("the batch is missing; give --global-batch, the sequences of a step")
+        assert seq is not None
+        assert self.global_batch is not None
         check_length(seq, model)
         check_count(self.global_batch, "--global-batch", 1, 10**9)
         return Job(
@@ -196,9 +193,14 @@ def plan(
     ] = None,
 ) -> Result:
     """Find the layouts of a training job that fit on a cluster of GPUs, and what they cost."""
+    from minidist.planning.architecture import missing_sizes
     from minidist.planning.cluster.decision import offers
     from minidist.planning.cluster.gpus import machine_of
     from minidist.planning.cluster.search import search
+
+    # All that is missing is named at once.
+    if config is None and model is None and (lacking := missing_sizes(vars(sizes))):
+        _refuse_missing(flags, sizes.seq, layout.fixed({}), first=lacking)
 
     # The job: a model, a cluster, a batch. What a job file gives is as if its flags were given; flags override it.
     seq = sizes.seq
@@ -211,12 +213,13 @@ def plan(
 
     # The layout: what is given is fixed, and the number of GPUs follows where all degrees are.
     fixed = layout.fixed(written)
-    counts = [_gpus(fixed)] if flags.ranks is None else whole_numbers(flags.ranks, "--ranks")
+    _refuse_missing(flags, seq, fixed, architecture if config or model else None)
+    counts = [prod(fixed[axis] for axis in DEGREES)] if flags.ranks is None else whole_numbers(flags.ranks, "--ranks")
     for count in counts:
         check_count(count, "--ranks", 1, 10**6)
     check_count(best, "--best", 1, 1000)
     cost.check()
-    job = flags.job(architecture, seq, str(config or model or ""), counts[0])
+    job = flags.job(architecture, seq, counts[0])
     machine = machine_of(flags.gpu)
     machine.peak(job.precision)
 
@@ -306,11 +309,21 @@ def _as_dict(found: "Search", shown: "list[Plan]", gpu: str, explain: bool) -> d
     return result
 
 
-def _gpus(fixed: Mapping[str, Any]) -> int:
-    """Return the product of all degrees."""
-    if not fixed.keys() >= {*DEGREES}:
-        raise UsageError("the number of GPUs is missing; give --ranks, or all of --dp, --tp, --pp and --cp")
-    return prod(fixed[axis] for axis in DEGREES)
+def _refuse_missing(
+    flags: JobFlags, seq: int | None, fixed: Mapping[str, Any], model: "Architecture | None" = None, first: str = ""
+) -> None:
+    """Raise UsageError for what a job lacks, all at once. model: one with a name. first: what its model lacks."""
+    from minidist.planning.cluster.layout import length_to_give
+
+    lacking = [first] if first else []
+    if flags.ranks is None and not fixed.keys() >= {*DEGREES}:
+        lacking.append("the number of GPUs is missing; give --ranks, or all of --dp, --tp, --pp and --cp")
+    if seq is None:
+        lacking.append(f"the length of the sequences is missing; {length_to_give(model)}")
+    if flags.global_batch is None:
+        lacking.append("the batch is missing; give --global-batch, the sequences of a step")
+    if lacking:
+        raise UsageError("; ".join(lacking))
 
 
 def _checked_layout(given: dict[str, Any]) -> dict[str, Any]:
@@ -379,7 +392,7 @@ def _commands(best: "Plan", gpu: str) -> dict[str, str]:
 
 def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> "Architecture":
     """Return the model of a file, of a name, or of sizes given as flags."""
-    from minidist.planning.architecture import from_sizes
+    from minidist.planning.architecture import MODELS, from_sizes
 
     if config is None and model is None:
         return from_sizes(vars(sizes))
@@ -391,6 +404,10 @@ def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> 
     extra = [flag for flag in sizes.given() if flag != "--seq"]
     if extra:
         raise UsageError(f"{extra[0]} describes a model, and {quoted_path(config or model)} is one; leave one out")
+    if config is not None and config.suffix != ".json" and not config.exists():
+        given = str(config)
+        name, near = (given, "") if given in MODELS else ("NAME", nearest(given, MODELS))
+        raise UsageError(f"there is no file {quoted_path(config)}; give a config.json, or --model {name}{near}")
     return described_model(str(model) if config is None else config)
 
 

@@ -22,6 +22,8 @@ from minidist.commands.flags import above_zero, command_line, one_of
 if TYPE_CHECKING:
     from minidist.core.pipeline.plan import Plan
 
+WITHOUT_TERMINAL = 2_000  # characters of a line in a file or a pipe
+
 
 @dataclass(frozen=True)
 class PlanFlags:
@@ -183,7 +185,8 @@ def write_result(evaluated: list[Any], form: str, output: Path | None) -> None:
     if output is not None and output.suffix in SUFFIXES:
         say(f"written: {save(picture(evaluated, form, command_line()), output)}")
         return
-    pieces: Iterable[str] = write(evaluated, form, command_line(), shutil.get_terminal_size().columns)
+    width = shutil.get_terminal_size((WITHOUT_TERMINAL, 0)).columns if output is None else WITHOUT_TERMINAL
+    pieces: Iterable[str] = write(evaluated, form, command_line(), width)
     if output is not None and form == "csv":
         pieces = ["".join(pieces)]
         check_csv(output, pieces[0])

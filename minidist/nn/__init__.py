@@ -1,4 +1,4 @@
-"""Layers and models in addition to those of the core, the operations that they need, and recomputation.
+"""Layers, models and operations: those of PyTorch's `torch.nn` that the core has, more of them, and recomputation.
 
 ops/                operations that the core does without
 containers.py       lists and dicts of modules
@@ -25,6 +25,12 @@ from typing import TYPE_CHECKING
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
+    from minidist.core.autograd import Parameter as Parameter
+    from minidist.core.nn import Embedding as Embedding
+    from minidist.core.nn import LayerNorm as LayerNorm
+    from minidist.core.nn import Linear as Linear
+    from minidist.core.nn import Module as Module
+    from minidist.core.nn import Sequential as Sequential
     from minidist.nn.batch_norm import BatchNorm as BatchNorm
     from minidist.nn.buffers import named_buffers as named_buffers
     from minidist.nn.cnn import CNN as CNN

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from minidist.base.coordinates import current_coordinates
-from minidist.base.limits import check_whole
+from minidist.base.limits import check_number, check_whole
 from minidist.core.autograd import AutogradError, DtypeError, Parameter, Tensor, is_grad_enabled
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, quoted
@@ -35,6 +35,13 @@ def refuse_output(module: Module, args: tuple[Any, ...], output: xp.Array) -> No
                 " no gradient; return the Tensor whose `data` it is, or call the module in no_grad() or after"
                 " eval()"
             )
+
+
+def check_capacity(tokens: Any, experts: Any, top_k: Any, factor: Any) -> None:
+    """Raise UsageError for numbers from which no capacity of an expert can be computed."""
+    for name, value, least in (("tokens", tokens, 0), ("experts", experts, 1), ("top_k", top_k, 1)):
+        check_whole(name, value, least)
+    check_number("factor", factor, above=0)
 
 
 def refuse_copy(unit: str) -> NoReturn:

@@ -59,6 +59,10 @@ class DistributedDataParallel(data_parallel.DistributedDataParallel):
                 f"rank {comm.rank}: {type(module).__name__} has no parameters, so there is no gradient to sum;"
                 " set its layers as attributes (also in lists or dicts), or leave the wrapper out"
             )
+        if len({parameter.name for parameter in parameters}) < len(parameters):
+            from minidist.base.warn import warn_of_equal_names
+
+            warn_of_equal_names(type(module).__name__, [parameter.name for parameter in parameters])
         if find_unused_parameters:
             from minidist.parallel.unused import ZerosReducer  # it loads ZeRO, which other programs do not need
 

@@ -319,17 +319,24 @@ def checked(model: Architecture, names: Mapping[str, str] = FLAGS, where: str = 
     return model
 
 
+def missing_sizes(sizes: Mapping[str, Any], where: str = "") -> str:
+    """Return a sentence that names the sizes without which there is no model; where: as in `from_sizes`."""
+    missing = [f"--{name}" for name in ("layers", "hidden", "heads") if sizes.get(name) is None]
+    if not missing:
+        return ""
+    return (
+        f"{', '.join(missing)} {'are' if missing[1:] else 'is'} missing{where}; describe the model with --layers,"
+        " --hidden and --heads, or give a config.json or --model NAME"
+    )
+
+
 def from_sizes(sizes: Mapping[str, Any], where: str = "") -> Architecture:
     """Return the model of sizes that have the names of `minidist plan`'s flags, such as layers, hidden and kv_heads.
 
     where: " in 'rows.json'", for sizes from a file. Errors: UsageError for a size that is missing or out of range.
     """
-    missing = [name for name in ("layers", "hidden", "heads") if sizes.get(name) is None]
-    if missing:
-        raise UsageError(
-            f"--{missing[0]} is missing{where}; describe the model with --layers, --hidden and --heads, or give a"
-            " config.json or --model NAME"
-        )
+    if lacking := missing_sizes(sizes, where):
+        raise UsageError(lacking)
     experts, top_k = sizes.get("experts") or 0, sizes.get("top_k")
     check_count(experts, "--experts" + where, 0, MAX_EXPERTS)
     if top_k is not None and not experts:

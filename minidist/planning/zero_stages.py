@@ -152,15 +152,16 @@ def block_sentence(block: dict[str, int]) -> str:
 
 
 def whole_number(text: str) -> int:
-    """Convert 7.5e9 to 7500000000; UsageError when it is not a whole number above 0."""
+    """Convert 7.5e9, or 7.5B, to 7500000000; UsageError when it is not a whole number above 0."""
+    exponent = {"M": 6, "B": 9, "T": 12}.get(text[-1:].upper())
     try:
-        value = Decimal(text)
+        value = Decimal(text if exponent is None else f"{text[:-1]}e{exponent}")
     except InvalidOperation:
         value = Decimal("nan")
     if not value.is_finite() or not 1 <= value < Decimal("1e30") or value != int(value):
         raise UsageError(
-            f"--params {quoted(text, marks=False)} is not a number of parameters; give a whole number such as 7.5e9 or"
-            " 124439808"
+            f"--params {quoted(text, marks=False)} is not a number of parameters; give a whole number such as 7.5e9,"
+            " 7.5B or 124439808"
         )
     return int(value)
 

@@ -49,6 +49,8 @@ def write_page(path: str | Path, traces: Sequence[Trace], header: Header, source
 
 def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
     """Return the page as HTML."""
+    if not traces:
+        raise UsageError("a page of no traces; pass those of a run, such as world.traces")
     # Time is drawn for the last step alone: several steps on one axis are too narrow to read.
     last, which = _last_step(traces)
     command = str(header.get("command") or "")

@@ -76,6 +76,18 @@ def test_an_array_of_tensors():
             convert()
 
 
+def test_a_function_of_numpy_names_the_method_that_keeps_the_gradient():
+    x = Tensor(np.ones((4, 3)), requires_grad=True)
+    for call, words in (
+        (np.sum, r"np.sum takes no Tensor \(.*\); x.sum\(\) keeps its gradient, and x.data is its array"),
+        (np.mean, r"np.mean takes no Tensor .*; x.mean\(\) keeps"),
+        (np.max, r"np.max takes no Tensor .*; x.max\(\) keeps"),
+    ):
+        with pytest.raises(AutogradError, match=words):
+            call(x)
+    assert (np.shape(x), np.ndim(x), np.size(x)) == ((4, 3), 2, 12)
+
+
 def test_a_tensor_is_true_when_its_only_element_is_not_zero():
     assert Tensor(np.ones(1))
     assert not Tensor(np.zeros((1, 1)))

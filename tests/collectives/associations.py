@@ -44,7 +44,7 @@ def association(algorithm, ranks, first, root=0, tree=False):
     """The tree of one chunk; `first`: where a ring begins; `tree`: of a reduce."""
     if algorithm == "two_level":  # one node: a tree for a reduce, else the ring
         algorithm = "binomial" if tree else "ring"
-    if algorithm in ("ring", "ring_in_blocks", "segmented_ring"):  # arrays of at most one block
+    if algorithm in ("ring", "ring_in_blocks", "segmented_ring"):
         return chain([(first + i) % ranks for i in range(ranks)])
     if algorithm == "recursive_doubling":
         return balanced(folded(ranks))

@@ -77,6 +77,66 @@ def test_an_exception_of_a_script_that_run_runs_has_the_scripts_lines_only(folde
     assert "runpy" not in answer.stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no pipe of POSIX")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", [(), ("-m", "minidist", "run"), ("-m", "minidist", "mpi", "--ranks", "2")])
+def test_a_reader_that_has_gone_ends_a_program_without_a_word(folder, command, unbuffered):
+    """As in `python hello.py | head`, where `head` may end before the first line."""
+    (folder / "hello.py").write_text(
+        "from mpi4py import MPI\n\nprint('rank', MPI.COMM_WORLD.rank)\n"
+        if "mpi" in command
+        else "from minidist import launch\n\nlaunch(lambda comm: print('rank', comm.rank), ranks=2)\n"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    program = [sys.executable, *command, "hello.py"]
+    ended = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, cwd=folder, env=environment, text=True)
+    os.close(writer)
+    assert ended.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "note"),
+    [
+        ("softmax(3)", "minidist's softmax was called with x=3, axis=-1; help(softmax) says what it takes"),
+        (
+            "Embedding(3, 4, dtype='x')",
+            "minidist's Embedding was called with num_embeddings=3, embedding_dim=4, dtype='x'",
+        ),
+        (
+            "RowParallelLinear(3, 4)",
+            "minidist's RowParallelLinear was called with linear=3, context=4, name='the layer'",
+        ),
+        (
+            "parallelize(Linear(2, 2), comm, 3)",
+            "minidist's parallelize was called with task=a Linear, comm=a CheckedComm",
+        ),
+        ("int('x')", None),
+        ("Tensor([1.0]).max('x')", None),  # our own sentence says it
+    ],
+)
+def test_an_error_that_arises_in_minidist_names_the_call_and_its_values(folder, call, note):
+    (folder / "call.py").write_text(f"from minidist import *\n\nlaunch(lambda comm: {call}, ranks=2)\n")
+    answer = run(folder, sys.executable, "call.py")
+    assert answer.returncode
+    assert ("was called with" in answer.stderr) == (note is not None)
+    assert (note or "") in answer.stderr
+    assert "minidist/" not in answer.stderr
+
+
+def test_a_launch_that_fails_leaves_pythons_own_way_to_print_an_exception(folder):
+    (folder / "caught.py").write_text(
+        "import sys\nfrom minidist import launch\n\n"
+        "try:\n    launch(lambda comm: {}[comm.rank], ranks=2)\nexcept KeyError:\n    pass\n"
+        "print(sys.excepthook is sys.__excepthook__)\nlaunch(lambda comm: {}[comm.rank], ranks=2)\n"
+    )
+    answer = run(folder, sys.executable, "caught.py")
+    assert answer.stdout == "True\n"
+    assert "KeyError: 0" in answer.stderr
+    assert "minidist/" not in answer.stderr
+
+
 def test_a_line_of_an_installed_package_is_not_the_users():
     assert call_site._classify("/home/a/.local/lib/python3.11/site-packages/typer/main.py") == call_site._OTHER
     assert call_site._classify("/home/a/packages/main.py") == call_site._USER

@@ -120,6 +120,23 @@ def test_a_deadlock_of_calls_on_two_communicators_names_both():
     assert said in str(caught.value)
 
 
+def test_a_deadlock_names_no_checksum():
+    """Ranks compare the weights by them; where none has found a difference, they explain nothing."""
+
+    def program(comm):
+        model = DistributedDataParallel(MLP([2, 2]), comm)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        for _ in range(2 - comm.rank):
+            model(Tensor(np.ones((1, 2), np.float32))).sum().backward()
+            optimizer.step()
+
+    with pytest.raises(
+        DeadlockError, match=r"all_reduce/ring avg model \d+ after 1 update with lr 0.1: receive"
+    ) as caught:
+        SimWorld(2).run(program)
+    assert "checksum" not in str(caught.value)
+
+
 def test_a_rank_that_forgets_backward_is_told_so():
     def program(comm):
         model = MLP([8, 8, 4])

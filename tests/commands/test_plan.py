@@ -326,7 +326,18 @@ def test_the_formulas_that_are_explained_give_the_numbers(capsys, minidist):
 @each(
     ("arguments", "sentence"),
     [
-        (["--gpu", "h100"], "--layers is missing"),
+        (["--gpu", "h100"], "--layers, --hidden, --heads are missing"),
+        (
+            ["--gpu", "h100"],
+            "the number of GPUs is missing; give --ranks, or all of --dp, --tp, --pp and --cp; the length of",
+        ),
+        (["--gpu", "h100"], "give --seq, the tokens of each; the batch is missing; give --global-batch"),
+        (
+            ["--model", "gpt2"],
+            "the number of GPUs is missing; give --ranks, or all of --dp, --tp, --pp and --cp; the length",
+        ),
+        (["llama-3.1-8b"], "no file 'llama-3.1-8b'; give a config.json, or --model llama-3.1-8b"),
+        (["llama-7"], "or --model NAME \\(did you mean 'llama-7b'\\?\\)"),
         (["--model", "gpt2", "--layers", "3"], "--layers describes a model, and 'gpt2' is one"),
         (["--model", "gpt2", "--seq", "64", "--ranks", "8"], "the batch is missing"),
         (["--model", "gpt2", "--global-batch", "8"], "the number of GPUs is missing"),

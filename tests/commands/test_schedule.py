@@ -1,6 +1,8 @@
 """`minidist schedule` and `minidist partition`: what other programs read, and one sentence for wrong input."""
 
 import json
+import os
+import subprocess
 import sys
 import xml.etree.ElementTree as xml
 
@@ -72,6 +74,21 @@ def test_text_fits_and_shows_every_rank(call):
         "rank 1    F0-F1-B1----B0----\n"
         "idle 3 0 | makespan 9 | cost 9 | lower bound 7\npeak 2 2 micro-batch activations\n"
     )
+
+
+def test_a_file_has_whole_lines_and_every_label(call, tmp_path):
+    """A file is as wide as the picture needs, whatever the terminal; in a pipe there is no terminal."""
+    flags = ("schedule", "1f1b", "--stages", "16", "--microbatches", "64")
+    call(*flags, "-o", "wide.txt")
+    program = [sys.executable, "-m", "minidist", *flags]
+    free = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    for text in (
+        (tmp_path / "wide.txt").read_text(),
+        subprocess.run(program, env=free, capture_output=True, text=True, check=True).stdout,
+    ):
+        assert all(f"F{number}" in text for number in range(64))
+        assert "| lower bound 207\n" in text
+        assert text.endswith("| weight versions 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1\n")
 
 
 def test_csv_comes_back_as_the_same_plan(call, tmp_path):

@@ -18,10 +18,12 @@ from minidist import (
     RingAttention,
     SimWorld,
     Tensor,
+    TrainConfig,
     all_gather,
     all_reduce,
     chunk_sizes,
     copy_to_tensor_parallel_region,
+    expert_capacity,
     fully_shard,
     gelu,
     get_schedule,
@@ -42,6 +44,8 @@ from minidist.core.base.errors import MinidistError
 from minidist.core.nn.layers import Embedding, LayerNorm
 from minidist.nn.ops.functions import relu
 from minidist.optim import Muon
+from minidist.pipeline.schedules import load_plan
+from minidist.report.page import page
 from tests.cases import each
 
 CALLS = {
@@ -129,6 +133,19 @@ CALLS = {
     ),
     "axes of no mesh": (lambda c: gradient_axes(3), "gradient_axes got a value of type int; pass the mesh of"),
     "a name as a sequence": (lambda c: sequence_positions("x", 0, 2), "length='x'; it must be a whole number"),
+    "one stage": (
+        lambda c: split_model(MLP([2, 2, 2]), 2, 1),
+        r"the numbers of stages are 1; pass a list, such as \[1\]",
+    ),
+    "a name as tokens": (lambda c: expert_capacity("a", 2, 1, 1.0), "tokens='a'; it must be a whole number"),
+    "a name as a factor": (lambda c: expert_capacity(4, 2, 1, "a"), "factor='a'; it must be a finite number above 0"),
+    "a name as steps": (lambda c: TrainConfig(steps="a"), "--steps 'a': input should be a valid integer"),
+    "a setting by another name": (
+        lambda c: TrainConfig(stepz=3),
+        r"unknown setting 'stepz' \(did you mean 'steps'\?\)",
+    ),
+    "no plan": (lambda c: load_plan(None), r"load_plan\(None\); pass the name of a schedule, FILE.csv or FILE.py"),
+    "a page of nothing": (lambda c: page([], {}), "a page of no traces; pass those of a run"),
     "an unknown setting": (lambda c: Muon(MLP([2, 2]).parameters(), nosuch=1), "Muon has no argument 'nosuch'; of"),
 }
 

@@ -117,7 +117,7 @@ def test_a_file_with_a_mistake_is_one_sentence(content, sentence, tmp_path):
         ({"gpu": "h1000"}, "--gpu 'h1000' is unknown"),
         ({"model": 3}, "model 3 in row 1"),
         ({"model": "llama"}, "--model 'llama' is unknown"),
-        ({"model": {"layers": 2}}, "--hidden is missing in row 1"),
+        ({"model": {"layers": 2}}, "--hidden, --heads are missing in row 1"),
         ({"model": {"layers": "2", "hidden": 64, "heads": 4}}, "layers '2' in row 1"),
         ({"model": {"layers": 2, "hidden": 64, "heads": 5}}, "--hidden 64 in row 1 of 'f' is not divisible by"),
         ({"model": {"depth": 2}}, "key 'depth' of the model in row 1"),

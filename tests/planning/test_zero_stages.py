@@ -331,7 +331,7 @@ def test_a_file_is_written_with_json_too(tmp_path, minidist):
 
 
 def test_whole_number():
-    assert whole_number("7.5e9") == 7_500_000_000
+    assert whole_number("7.5e9") == whole_number("7.5B") == whole_number("7500m") == 7_500_000_000
     assert whole_number("9007199254740993") == 9_007_199_254_740_993  # one more than a float can tell
     with pytest.raises(UsageError):
         whole_number("inf")
@@ -408,7 +408,10 @@ def test_a_length_that_is_not_given_is_asked_for(capsys):
         (["--model", "llama-3.1-8b"], " (the model can have 131,072)"),
         (["--layers", "2", "--hidden", "64", "--heads", "2"], ""),
     ):
-        for batch, also in ((["--global-batch", "8"], ""), ([], ", and --global-batch, the sequences of a step")):
+        for batch, also in (
+            (["--global-batch", "8"], ""),
+            ([], "; the batch is missing; give --global-batch, the sequences of a step"),
+        ):
             with pytest.raises(SystemExit, match="2"):
                 main(["plan", *model, "--ranks", "8", *batch])
             out, err = capsys.readouterr()

@@ -266,7 +266,7 @@ def test_what_a_folded_dry_run_with_a_checkpoint_prints(minidist, tmp_path, monk
 @each(
     ("flags", "sentence"),
     [
-        (["--dp", "3", "--global-batch", "32"], "replicas with unlike numbers of rows differ; leave out --fold"),
+        (["--dp", "3", "--global-batch", "32"], "replicas with different numbers of rows differ; leave out --fold"),
         (["--dp", "2", "--optimizer", "muon", "--momentum", "0.9"], "orthogonalise other matrices (muon) differ"),
         (["--dp", "2", "--optimizer", "lamb", "--zero", "1"], "(--optimizer lamb with --zero 1) differ"),
         (["--dp", "2", "--check-replicas"], "the tables of --check-replicas differ"),

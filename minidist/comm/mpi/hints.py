@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from minidist.comm.call_log import Call
 from minidist.comm.communicator import Claim, unlike_claims
 from minidist.comm.tags import tag_text
-from minidist.comm.unlike_calls import ranks_text, unlike_calls
+from minidist.comm.unlike_calls import on_several_communicators, ranks_text, unlike_calls
 
 Message = Mapping[str, Any]  # a line of a trace file
 States = Mapping[int, Mapping[str, Any]]  # what the watchdogs wrote, by rank
@@ -54,6 +54,11 @@ def hints(states: States, traces: Mapping[int, Sequence[Message]], histories: Ma
 
     found += _for_what_has_returned(waiting, over, histories)
     found += _for_another_message(waiting, traces)
+    found += on_several_communicators(
+        (message["operation"], message["communicator"], state["members"], rank)
+        for rank, state in waiting.items()
+        if (message := state.get("message")) and message["operation"] != "message"
+    )
     return [*found, *_for_buffering(waiting, len(states))][:6]
 
 

@@ -15,7 +15,7 @@ from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.communicator import Claim
 from minidist.comm.mpi.stream import MPIRequest, Stream
 from minidist.comm.program_lines import call_site_of_thread
-from minidist.comm.waiting import error_line
+from minidist.comm.waiting import error_line, without_checksums
 from minidist.core.base.fibers import Fiber
 from minidist.core.comm.communicator import ANY, PointToPoint, Request, Work
 
@@ -103,7 +103,7 @@ def state_of(world: Watched, silence: float = 0.0) -> dict[str, object]:
 def doing(state: Mapping[str, Any]) -> str:
     """Return in words what a rank does; state: see `state_of`."""
     if state["state"] == "waiting":
-        return f"waits in {state['what']}"
+        return f"waits in {without_checksums(state['what'])}"
     if state["state"] == "returned":
         return "has returned, and waits for the others to finish"
     return str(state["what"]) if "what" in state else "waits for all ranks to start"
@@ -123,7 +123,7 @@ def _waiting(world: Watched, silence: float) -> dict[str, object]:
         members = waiting.comm.members
         others = [member for member in members if member != world.rank]
         state["peers"] = others if waiting.peer == ANY else [members[waiting.peer]]
-        state["message"] = as_dict(waiting.event)
+        state["message"], state["members"] = as_dict(waiting.event), list(members)
     elif isinstance(waiting, Exchanging):
         state["peers"] = [waiting.comm.members[waiting.source]]
     elif isinstance(waiting, Entering):

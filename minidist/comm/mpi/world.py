@@ -200,7 +200,7 @@ class MPIWorld(FindsLines):
             self.handles.popitem()[1].Free()
 
     def _compare_calls(self) -> None:
-        """Raise MismatchError, the same on every rank, where ranks have made unlike collective calls. Collective."""
+        """Raise MismatchError, the same on every rank, where ranks have made mismatched calls. Collective."""
         logs = self.base.allgather({name: list(log.recent) for name, log in self.logs.items()})
         for name in dict.fromkeys(name for of_rank in logs for name in of_rank):
             calls = {rank: of_rank[name] for rank, of_rank in enumerate(logs) if name in of_rank}

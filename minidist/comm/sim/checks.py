@@ -1,6 +1,6 @@
 """What watches the messages of a simulated run (see `watched.py`): the calls, the memory in flight, the record.
 
-The calls of all ranks must agree: the headers of messages that meet, the roots, the members of communicators.
+The calls of all ranks must agree: the headers of matched messages, the roots, the members of communicators.
 
     rank 0   broadcast root 0 ──┐   the second one differs: no stream runs on, and `look_ahead` asks what the
     rank 1   broadcast root 1 ──┘   ranks would have called next, so that the error can name the cause

@@ -11,7 +11,7 @@ from typing import Any
 
 from minidist.comm.sim.state import RunState
 from minidist.comm.tags import tag_text
-from minidist.comm.unlike_calls import ranks_text
+from minidist.comm.unlike_calls import on_several_communicators
 from minidist.comm.waiting import Waiting
 from minidist.core.comm.communicator import ANY, Request
 from minidist.core.comm.sim.matching import Stream
@@ -35,22 +35,12 @@ def hints(state: RunState, blocked: list[Stream], waiting: list[Waiting], explai
 
     messages = [(stream, stream.waiting) for stream in blocked if isinstance(stream.waiting, Request)]
     found += _other_messages(state, messages)
-    return [*found, *_other_communicators(messages), *_for_buffering(state, blocked, messages)]
-
-
-def _other_communicators(messages: Messages) -> Iterator[str]:
-    """Yield the operations that some ranks call on one communicator and some on another."""
-    calls: dict[str, dict[str, list[tuple[Stream, Request]]]] = defaultdict(lambda: defaultdict(list))
-    for stream, item in messages:
-        if item.comm.match_key != "message":
-            calls[item.comm.operation][item.comm.name] += [(stream, item)]
-    for operation, places in calls.items():
-        if len(places) > 1:
-            each = [
-                f"{ranks_text(stream.rank for stream, _ in made)} on {name} ({ranks_text(made[0][1].comm.members)})"
-                for name, made in places.items()
-            ]
-            yield f"{operation} is called by {', and by '.join(each)}: all ranks of a communicator must call it there"
+    found += on_several_communicators(
+        (item.comm.operation, item.comm.name, item.comm.members, stream.rank)
+        for stream, item in messages
+        if item.comm.match_key != "message"
+    )
+    return [*found, *_for_buffering(state, blocked, messages)]
 
 
 def _for_buffering(state: RunState, blocked: Sequence[Stream], messages: Messages) -> Iterator[str]:

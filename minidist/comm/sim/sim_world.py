@@ -52,6 +52,7 @@ class SimWorld(FindsLines, Sim):
 
     `run(main, *arguments)` calls `main(comm, *arguments)` on every rank and returns the list of results. An exception
     on any rank ends the run and is raised here, with a note naming the rank. A killed rank's result is None.
+    Ranks share the global variables of the process: one that writes to a global array changes it for all others.
     """
 
     kind = "simulated"
@@ -120,6 +121,9 @@ class SimWorld(FindsLines, Sim):
             watchdog = self.watchdog
             if watchdog and watchdog.error and (watchdog.interrupts or isinstance(error, Stopped | RankTimeoutError)):
                 raise watchdog.error.with_traceback(error.__traceback__) from None
+            from minidist.comm.tracebacks import note_call  # hardly any program needs it
+
+            note_call(error)
             raise
         finally:
             self.process.end()

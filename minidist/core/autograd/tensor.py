@@ -303,6 +303,8 @@ def record(
 
 def named_mean(loss: Tensor, over: str) -> Tensor:
     """Mark the node of a loss that is the mean over the rows at hand; returns the loss."""
+    if over[:1] == "0":
+        hooks.warn_of_no_rows(over)
     if loss.node is not None:
         loss.node.over = over
     return loss

@@ -76,7 +76,7 @@ GPU_BLOCK = 1 << 24
 
 def is_array(value: Any) -> bool:
     """True for NumPy arrays and for CuPy arrays, false for Python and NumPy scalars, lists and tensors."""
-    return isinstance(value, ndarray) or (hasattr(value, "__array_function__") and not isinstance(value, generic))
+    return isinstance(value, ndarray) or bool(getattr(value, "__array_ufunc__", 0) and not isinstance(value, generic))
 
 
 def array(value: Any, dtype: Any = None) -> Array:

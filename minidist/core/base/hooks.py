@@ -168,3 +168,5 @@ replica_reducers: Callable[..., Any] = _not_in_the_core
 # (stages by number, communicator, its ranks that compute each stage, data axis) -> what combines the running statistics
 # of their layers after a step.
 combine_statistics: Callable[..., list[Callable[[], None]] | None] = _nothing
+warn_of_no_rows: Callable[[str], None] = _nothing  # ("0 rows"): of a mean over nothing
+warn_without_gradient: Callable[[str], None] = _nothing  # (class of an optimizer): of its first step

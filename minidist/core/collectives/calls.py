@@ -133,8 +133,7 @@ def all_reduce(
 
     equal: a text that every rank must pass equal (whose gradient it is); compared with each message, at no cost.
     """
-    # Where nothing is checked or recorded, a call like the last one is that one with another number, and its arguments
-    # are not looked at again: that takes as long as a short message.
+    # Where nothing is recorded, a call like the last one is made again: to check it takes as long as a short message.
     last = getattr(comm, "last", None)
     if last and not async_op and array.__class__ is np.ndarray and array.flags.carray and algorithm.__class__ is str:
         if algorithm in hooks.choosers:
@@ -254,9 +253,7 @@ def run_call(
         algorithm = hooks.choosers[algorithm](comm, operation, arguments[0].nbytes if nbytes is None else nbytes)
 
     chosen = ALGORITHMS[operation][algorithm]
-    function = chosen.run
-    if comm.world.folds:
-        function = partial(hooks.one_event().run_as_one_event, operation, chosen)
+    function = partial(hooks.one_event().run_as_one_event, operation, chosen) if comm.world.folds else chosen.run
 
     # One number for the whole call; all its messages carry it as their tag. With `equal`, the name is what must be
     # equal on both sides of each message, however the algorithm is spelled.

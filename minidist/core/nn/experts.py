@@ -30,6 +30,7 @@ from minidist.core.nn.module import Identity, Module
 
 def expert_capacity(tokens: int, experts: int, top_k: int, factor: float) -> int:
     """Return the slots of an expert for a group: top_k tokens / experts x factor, rounded up, at least 1."""
+    hooks.refusals().check_capacity(tokens, experts, top_k, factor)
     return max(1, ceil(top_k * tokens / experts * factor))
 
 

@@ -207,6 +207,8 @@ class Optimizer:
         hooks.optimizer_checks().check_reduced(self._runs)
 
         runs, sources = self._with_gradient()
+        if not sources and not self.step_count:
+            hooks.warn_without_gradient(type(self).__name__)
         self.step_count += bool(sources)
         for run in runs:
             run.count += 1

@@ -132,7 +132,7 @@ class Diagnosis:
         lines += shortened([self.difference_line(difference) for difference in self.differences])
         for send, receive in self.unlike_messages[:MAX_LINES]:
             lines.append(
-                f"unlike message: rank {send.rank} sends {what_of(send, send.inputs)}{at(send)}, and rank"
+                f"mismatched message: rank {send.rank} sends {what_of(send, send.inputs)}{at(send)}, and rank"
                 f" {receive.rank} receives {what_of(receive, receive.outputs)}{at(receive)}"
             )
         suspects = [(rank, text) for rank in self.suspects if (text := self.suspect_text(rank))]

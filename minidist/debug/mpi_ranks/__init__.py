@@ -3,7 +3,7 @@
 program.py         runs a program on every rank, once or with other choices of its wildcard receives
 module.py          the modules mpi4py and mpi4py.MPI of a rank
 world.py           the simulated world, and MPI's clock
-matching.py        which send meets which receive
+matching.py        which send is matched with which receive
 communicator.py    messages between two ranks, and how communicators are made
 collective.py      collectives of buffers and of objects
 topology.py        grids, graphs, and collectives among neighbors

@@ -1,13 +1,13 @@
-"""Which send meets which receive by MPI's rules, where a receive may leave its source and its tag open.
+"""Which send is matched with which receive by MPI's rules, where a receive may leave its source and its tag open.
 
 All messages of two ranks on a communicator wait in one queue, in the order of their posts:
 
     sends     queue of (context, source, destination)     [tag 3] [tag 7] [tag 3]
     receives  list of (context, destination)              [from 1, tag 7] [from any rank, any tag]
 
-A send and a receive meet when the send is the oldest of its queue that fits the receive, and the receive is the oldest
-of its list that the send fits: MPI's rule that messages do not overtake each other. A receive that names its source
-meets its message at once. One from any rank waits until no rank can run, when all candidates are known.
+A send and a receive are matched when the send is the oldest of its queue that fits the receive, and the receive is the
+oldest of its list that the send fits: MPI's rule that messages do not overtake each other. A receive that names its
+source is matched at once. One from any rank waits until no rank can run, when all candidates are known.
 
 A rank that polls (Test, Iprobe) goes on, too, only when no other rank can run; otherwise it would poll for ever.
 
@@ -231,7 +231,7 @@ class MPIMatching(WatchedMessages):
             receive.event.peer, receive.event.tag, receive.event.nbytes = receive.other, send.tag, source.nbytes
 
     def cancel(self, request: Any) -> bool:
-        """Take back a message that has not met its other side; return whether that was possible."""
+        """Take back a message that has not been matched; return whether that was possible."""
         if request.kind == "send":
             of_send = request.comm.context, request.stream.rank, request.other, EVERY_TAG
             if request not in self.sends.get(of_send, ()):

@@ -305,7 +305,7 @@ class Request(Handle):
     # ending without waiting -------------------------------------------------------------------------------------------
 
     def Cancel(self) -> None:
-        """Take the operation back, if its message has not met its other side."""
+        """Take the operation back, if its message has not been matched."""
         pending = self._pending()
         messages = [part for part in pending.parts if isinstance(part, LocatedRequest)]
         if pending.world is not None and messages and pending.active:

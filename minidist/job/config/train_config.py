@@ -6,6 +6,7 @@ determine the third. A global batch that the ranks do not divide is cut into sha
 Proved by: tests/config/test_train_config.py
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import new_class
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -40,6 +41,20 @@ def _samples_or_auto(value: Any) -> int | str | None:
         return checked(int, value, {"ge": 1, "le": MAX_BATCH}, strict=False)  # type: ignore[no-any-return]
     except WrongValue:
         raise WrongValue(f"Input should be a whole number from 1 to {MAX_BATCH:,}, or auto") from None
+
+
+class WrongSetting(WrongValue, UsageError):
+    """The first wrong setting of a job, in the words of the flags: what is allowed, or the nearest name of one."""
+
+    def __init__(self, error: WrongValue, names: Iterable[str]) -> None:
+        super().__init__(error.message, error.place, error.value, error.unknown)
+        self.names = names
+
+    def __str__(self) -> str:
+        key = self.path
+        if self.unknown:
+            return f"unknown setting {quoted(key)}{nearest(key, self.names)}"
+        return f"{flag(key)} {quoted(self.value)}: {self.clause}"
 
 
 class JobSettings(Record, forbid=True):
@@ -213,15 +228,12 @@ class JobSettings(Record, forbid=True):
 
     @classmethod
     def make(cls, **values: Any) -> Self:
-        """Make a config; UsageError names the nearest setting of an unknown one, and what is allowed for a value."""
-        try:
-            return cls(**values)
-        except WrongValue as error:
-            # One sentence about the first wrong value, in the words of the flags.
-            key = error.path
-            if error.unknown:
-                raise UsageError(f"unknown setting {quoted(key)}{nearest(key, cls.model_fields)}") from None
-            raise UsageError(f"{flag(key)} {quoted(error.value)}: {error.clause}") from None
+        """Make a config, as the constructor does."""
+        return cls(**values)
+
+    def told(self, error: WrongValue) -> WrongValue:
+        """Return the error in the words of the flags."""
+        return WrongSetting(error, self.model_fields)
 
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ import builtins
 from collections.abc import Iterator
 from typing import Any
 
+from minidist.base.errors import AutogradError, reason
 from minidist.core.autograd.operators import div, mismatch, reshape
 from minidist.core.autograd.ops.linear import matmul
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import Tensor
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import AutogradError
 from minidist.core.base.layout import Layout
 from minidist.nn.ops import shaping
 from minidist.nn.ops.functions import astype as astype
@@ -68,6 +68,16 @@ def array(x: Tensor, *_: Any, **__: Any) -> Any:
         f"an array of a Tensor of shape {x.shape} was asked for, and no gradient gets through an array; take its"
         " values, x.data, or combine Tensors with stack()"
     )
+
+
+def array_function(x: Tensor, function: Any, _: Any, arguments: Any, keywords: Any) -> Any:
+    """Return what a NumPy function makes of a Tensor, such as np.shape; AutogradError for one that cannot take it."""
+    try:
+        return function._implementation(*arguments, **keywords)
+    except TypeError as error:
+        name = function.__name__
+        own = f"x.{name}() keeps its gradient, and " * hasattr(Tensor, name)
+        raise AutogradError(f"np.{name} takes no Tensor ({reason(error)}); {own}x.data is its array") from None
 
 
 def product_with_vector(a: Tensor, b: Tensor) -> Tensor:

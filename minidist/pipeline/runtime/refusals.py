@@ -113,8 +113,10 @@ def check_cuts(blocks: int, stages: int, cuts: Sequence[int] | None) -> None:
         )
 
 
-def check_numbers(numbers: Iterable[int], stages: int) -> None:
+def check_numbers(numbers: Any, stages: int) -> None:
     """Raise UsageError for the number of a stage that a model cut into `stages` does not have."""
+    if not isinstance(numbers, Iterable):
+        raise UsageError(f"the numbers of stages are {quoted(numbers)}; pass a list, such as [{quoted(numbers)}]")
     for number in numbers:
         if number not in range(stages):
             raise UsageError(f"there is no stage {quoted(number)} of {stages}; number them from 0 to {stages - 1}")

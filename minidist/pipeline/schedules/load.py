@@ -27,6 +27,8 @@ def load_plan(
     The function takes (p, m), or (p, m, v) with v chunks, and returns a Plan or, for each rank, its actions as text or
     numbers. A file's plan says itself how many ranks and micro-batches it has; when they are given too they must agree.
     """
+    if not isinstance(source, str):
+        raise UsageError(f"load_plan({quoted(source)}); pass the name of a schedule, FILE.csv or FILE.py:FUNCTION")
     if source.endswith(".csv"):
         for name, given in (
             ("--chunks", chunks),

@@ -195,9 +195,9 @@ def check_length(length: int, model: Architecture) -> None:
         )
 
 
-def length_to_give(model: Architecture, named: bool = True) -> str:
-    """Return which flag is missing, as the end of a sentence. named: does the model have a name, and so positions?"""
-    most = f" (the model can have {model.positions:,})" if named and model.positions else ""
+def length_to_give(model: Architecture | None) -> str:
+    """Return which flag is missing, as the end of a sentence. model: one that has a name, and so positions, or None."""
+    most = f" (the model can have {model.positions:,})" if model is not None and model.positions else ""
     return f"give --seq, the tokens of each{most}"
 
 

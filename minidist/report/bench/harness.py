@@ -13,6 +13,7 @@ Proved by: tests/bench/test_harness.py, tests/bench/test_step.py, tests/bench/te
 
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from typing import Any
 
 from minidist.base.process import tune_process
 from minidist.base.read_file import parse_json
+from minidist.comm.launched import launched_rank
 from minidist.comm.launcher import run_under_mpiexec
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted
@@ -85,6 +87,8 @@ def warm_up(
 
     compared: default all sides. Raises MinidistError, so that no ratio is reported for a wrong step.
     """
+    if not launched_rank():
+        print(f"{where}: {' and '.join(sides)} in turn; this may take minutes", file=sys.stderr, flush=True)
     losses = []
     for number in range(3):
         found = {name: step() for name, step in sides.items()}

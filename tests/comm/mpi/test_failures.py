@@ -200,6 +200,23 @@ def main(comm):
     assert f"program.py:{run.line('comm.group')}" in output
 
 
+def test_an_operation_on_two_communicators_is_named_as_in_the_simulated_world(run):
+    program = """
+import numpy as np
+from minidist.core.collectives import all_reduce
+
+def main(comm):
+    pair = comm.group([0, 1], "pair")
+    all_reduce(comm if comm.rank == 0 else pair, np.zeros(2), algorithm="ring")
+"""
+    hint = (
+        "hint: all_reduce/ring is called by rank 0 on world (ranks 0, 1), and by rank 1 on world.1pair (ranks 0, 1):"
+        " all ranks of a communicator must call it there\n"
+    )
+    assert hint in run(program, 2, "--timeout", TIMEOUT, code=None)
+    assert hint in run(program, 2, "--ranks", "2", code=None, launcher=False)
+
+
 @pytest.mark.parametrize(
     ("sent", "expected", "what"),
     [

@@ -216,8 +216,10 @@ def test_a_deadlock_in_a_stream_names_the_collective_and_its_line():
     assert text.count(line(program, "all_reduce")) >= 2
 
 
-def test_a_thousand_ranks_wait_for_each_other():
+@each("many", [256, 1000])
+def test_a_thousand_ranks_wait_for_each_other(many, monkeypatch):
     """A rank that waits switches to the next one, and starts none: no stack lies on top of another."""
+    monkeypatch.setattr("minidist.core.comm.sim.world.Sim.many", many)
     SimWorld(1000, checks=False, record=False).run(lambda comm: comm.barrier())
 
 
@@ -876,6 +878,30 @@ def test_times_and_results_do_not_depend_on_the_schedule(program_seed, ranks, ea
     expected = run(SimWorld(ranks, eager_bytes=eager_bytes, links=links))
     for seed in schedules:
         assert run(ShuffledWorld(ranks, seed, eager_bytes=eager_bytes, links=links)) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("minidist.core.comm.sim.world.Sim.many", 0)
+        assert run(SimWorld(ranks, eager_bytes=eager_bytes, links=links)) == expected
+
+
+@each(("many", "order"), [(4, [0, 1, 2, 3]), (3, [2, 0, 1, 3])])
+def test_the_newest_stream_of_many_ranks_runs_first(many, order, monkeypatch):
+    """Rank 3 wakes ranks 0, 1 and 2 and blocks: the newest goes on, and where a rank has ended the oldest."""
+
+    def program(comm):
+        if comm.rank < 3:
+            comm.recv(np.empty(1), 3)
+        else:
+            for other in range(3):
+                comm.isend(np.zeros(1), other).wait()
+            comm.recv(np.empty(1), 0)
+        ran.append(comm.rank)
+        if comm.rank == 0:
+            comm.send(np.zeros(1), 3)
+
+    ran = []
+    monkeypatch.setattr("minidist.core.comm.sim.world.Sim.many", many)
+    SimWorld(4).run(program)
+    assert ran == order
 
 
 def ask_anybody(comm):

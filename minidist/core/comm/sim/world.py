@@ -37,6 +37,7 @@ class Sim:
 
     comm_class: type[Comm] = Comm  # what a rank gets
     state_class: type[SimState] = SimState
+    many = 256  # ranks whose data do not fit into the caches together
     folds = False  # whether one rank stands for many: see `FoldedWorld`
     state: SimState  # of the run, or of the last one
     matching: Matching
@@ -96,6 +97,7 @@ class Sim:
         # Round after round: every stream that is ready runs until it blocks.
         state, ready = self.state, self.state.ready
         self.direct = DIRECT and type(ready) is deque  # another queue has another order
+        self.next = -1 if self.size > self.many else 0  # the newest stream, whose data are there, or the oldest
         while True:
             while ready:
                 state.running = stream = ready.popleft()
@@ -141,11 +143,10 @@ class Sim:
         """Let the other streams run until `on` wakes this one."""
         state = self.state
         state.running.waiting = on
-        # The next one that is ready runs at once, as the hub would choose it. Only the hub starts a fiber, because its
-        # stack would stand on this one's.
+        # The next one that is ready runs at once. Only the hub starts a fiber: its stack would stand on this one's.
         ready = state.ready
-        if ready and self.direct and ready[0].waiting is not None:
-            state.running = stream = ready.popleft()
+        if ready and self.direct and ready[self.next].waiting is not None:
+            state.running = stream = ready.pop() if self.next else ready.popleft()
             stream.waiting = None
             stream.fiber.switch()  # type: ignore[union-attr]
         else:
