@@ -148,13 +148,13 @@ print("rows, then columns: the parts add up:", np.array_equal(sum(parts), whole)
 assert not np.array_equal(sum(parts), whole)
 
 # %% [markdown]
-# Backward, with columns first again: `g` is the gradient of the result. Each rank's columns give a part of
-# the gradient of x, and the all-reduce in f adds the parts up:
+# Backward, with columns first again: from the gradient of the result each rank's columns give a part of the
+# gradient of x, and the all-reduce in f adds the parts up:
 
 # %%
-g = rng.integers(-3, 4, whole.shape)
-right = ((g @ b.T) * (x @ a > 0)) @ a.T
-parts = [((g @ b[c].T) * (x @ a[:, c] > 0)) @ a[:, c].T for c in (slice(0, 3), slice(3, 6))]
+dy = rng.integers(-3, 4, whole.shape)
+right = ((dy @ b.T) * (x @ a > 0)) @ a.T
+parts = [((dy @ b[c].T) * (x @ a[:, c] > 0)) @ a[:, c].T for c in (slice(0, 3), slice(3, 6))]
 print("the parts of x's gradient add up:", np.array_equal(sum(parts), right))
 assert np.array_equal(sum(parts), right)
 

@@ -25,9 +25,9 @@
 # %% [markdown]
 # ## 2 Predict
 #
-# For the first take every expert as equally likely for every token. On average 8 tokens choose an expert,
-# give or take the root of 64 x 1/8 x 7/8; a bell curve lies 0.4 times that above its mean, averaged over
-# all draws (and 0 where it is below). For the second: does an empty slot travel?
+# For the first take every expert as equally likely for every token. Then 8 tokens choose an expert on
+# average, with a standard deviation of the root of 64 x 1/8 x 7/8. A normal variable exceeds its mean by 0.4
+# standard deviations on average, counting 0 where it is below. For the second: does an empty slot travel?
 
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
@@ -109,8 +109,8 @@ for expert, tokens in enumerate(np.bincount(rng.integers(EXPERTS, size=TOKENS)))
     print(f"expert {expert} {('o' * 8)[:tokens]:8}|{'x' * (tokens - 8)}")
 
 # %% [markdown]
-# How many tokens choose an expert is binomial, which gives the share that is dropped on average. The bell
-# curve of part 2 says 0.4 x 2.65 / 8 = 0.13 for 8 slots:
+# How many tokens choose an expert is binomial, which gives the share that is dropped on average. By the
+# normal variable of part 2 it is 0.4 x 2.65 / 8 = 0.13 for 8 slots:
 
 # %%
 dropped_share = {}

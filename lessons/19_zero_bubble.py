@@ -13,8 +13,8 @@
 #
 # ## 1 The case
 #
-# 1F1B on four stages with eight micro-batches; the forward F of a stage takes 1, its backward B
-# takes 2. The step takes 33; a rank works for 24 of it and does nothing for 9. More micro-batches would make the
+# 1F1B on four stages with eight micro-batches; the forward F of a stage takes 1, its backward B takes 2.
+# The step takes 33; a rank works for 24 of it and does nothing for 9. More micro-batches would make the
 # waiting a smaller part, but they need more rows. It can be filled without them.
 #
 # Backward is two computations of length 1 each: the input gradient I, for which the stage before
@@ -104,7 +104,8 @@ def carry_out(comm, order):
             sends.append(comm.isend(message.copy(), stage + 1))
         if kind == "I" and stage > 0:
             sends.append(comm.isend(message.copy(), stage - 1))
-    comm.waitall(sends)
+    for request in sends:
+        request.wait()
 
 
 # %% [markdown]
@@ -139,9 +140,9 @@ h2_guess.judge(idle["zb-h2"])
 print(f"micro-batches alive at the peak: {[timing.peak for timing in timings]}")
 
 # %% [markdown]
-# For any times of F, I and W that is (p-1)(F+I-W) with ZB-H1 and (p-1)(F+I-2W) with ZB-H2. As long as W
-# takes no longer than F, and what they say is not negative, they hold. In the last row W is longer, and
-# the ranks wait longer than they say:
+# For other times of F, I and W the waits are (p-1)(F+I+W) with 1F1B, (p-1)(F+I-W) with ZB-H1 and
+# (p-1)(F+I-2W) with ZB-H2. The last two hold as long as W takes no longer than F and they are not negative.
+# In the last row W is longer, and the ranks wait longer than they say:
 
 # %%
 print("F I W           idle: 1f1b   zb-h1   zb-h2   formulas")

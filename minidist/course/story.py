@@ -201,7 +201,7 @@ def spent(lesson: str, **layout: Any) -> None:
     plan = of.plan
     if plan is None:
         raise UsageError(f"row {lesson} has no layout")
-    name = ", ".join(f"{axis} {size}" for axis, size in layout.items()) or f"row {lesson}"
+    name = f"{of.model}, {plan.layout}" if layout else f"row {lesson}"
     compute, messages, idle = of.times(plan)
     stages = f", for other stages {idle:.2f} s" if idle else ""
     print(f"{name}: computes {compute:.2f} s, waits for messages {messages:.2f} s{stages}", end="; ")

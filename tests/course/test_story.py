@@ -116,7 +116,7 @@ def test_the_seconds_of_a_row_and_of_another_layout(capsys):
     assert "; 36.1 GB on each of 8 cards" in row
     computes, waits = (float(number) for number in re.findall(r"([\d.]+) s", row))
     assert computes + waits == pytest.approx(PLANS["11"].time.seconds, abs=0.011)
-    assert other.startswith("dp 64, zero 1: ")
+    assert other.startswith("llama-7b, dp 64, zero 1, micro-batch 1 x 8: ")
     assert other.endswith(" GB on each of 64 cards")
     assert sum(map(float, re.findall(r"([\d.]+) s[,;]", stages))) == pytest.approx(seconds("19"), abs=0.016)
     assert large.endswith(" 372.7 GB on each of 64 cards")
@@ -131,5 +131,8 @@ def test_a_table_ends_with_its_lesson_and_fits_into_a_line(capsys):
     assert [line[:2] for line in printed.splitlines()[1:]] == ["02", "03", "04"]
     assert max(len(line) for chapter in CHAPTERS for line in table(chapter.lesson).splitlines()) <= 104
     assert len(table("00").splitlines()) == 2
+    # The row of data parallelism alone stays as long as it is the same job.
+    assert [line[:2] for line in table("20").splitlines()[1:]] == ["12", "19", "20"]
+    assert [line[:2] for line in table("22").splitlines()[1:]] == ["19", "20", "22"]
     with pytest.raises(UsageError, match=r"no lesson '04b' \(did you mean '04'\?\)"):
         story("04b")
