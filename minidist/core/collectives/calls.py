@@ -35,6 +35,7 @@ from minidist.core.base.arrays import downcast, is_half, upcast
 from minidist.core.base.layout import chunk_sizes
 from minidist.core.base.registry import Registry
 from minidist.core.comm.communicator import MAX_TAG, PointToPoint, Work
+from minidist.core.comm.mesh import check_communicator
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -227,6 +228,7 @@ def all_to_all(
 
 def barrier(comm: PointToPoint) -> None:
     """Block until every rank has entered."""
+    check_communicator(comm, "barrier")
     comm.barrier()
 
 
