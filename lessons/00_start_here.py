@@ -282,8 +282,8 @@ check("00.in_rank_order", solution("00.in_rank_order"))
 # - If one of n ranks adds all gradients, it sends and receives **n - 1** times as many bytes as another.
 
 # %% [markdown]
-# The course follows one job: a model of 7 billion parameters is to be trained on cards (NVIDIA H100
-# GPUs) with 80 GB of memory each, and with numbers of 16 bits, 2 B. Every core lesson ends with the table
+# The course follows one job: a model of 7 billion parameters, and from lesson 12 on one of 65 billion, is to
+# be trained on cards (NVIDIA H100 GPUs) with 80 GB of memory each, and with numbers of 16 bits, 2 B. Every core lesson ends with the table
 # of that job, to which it adds a row: the number of cards, the bytes of the fullest card, whether they
 # fit, and the seconds of a step of 2^20 tokens (here pieces of text, not messages). `minidist plan`
 # computes the numbers ([story.py](../minidist/course/story.py)). The last column says what is still wrong,

@@ -308,11 +308,13 @@ check("16.gpipe", solution("16.gpipe"))
 # The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 16
 # each of four replicas is a pipeline of 16 cards and cuts its 128 texts into 16 micro-batches of 8. With
-# smaller micro-batches the stages would wait less, but the same 128 texts would be kept:
+# smaller micro-batches the stages would wait less, but the same 128 texts would be kept. With recomputation
+# (lesson 10) they would fit, at the price of a second forward pass; lesson 17 has a remedy without one:
 
 # %%
 story("16")
 spent("16")
+spent("16", dp=4, zero=2, pp=16, micro_batch=8, recompute="full")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

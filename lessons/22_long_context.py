@@ -289,17 +289,17 @@ check("22.ring_attention", solution("22.ring_attention"))
 # %% [markdown]
 # The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 22
-# eight cards share a text and two cut each layer. There are no stages: each of four replicas has eight
-# texts, too few to keep eight stages busy. ZeRO 3 divides the states:
+# eight cards share a text and two cut each layer. ZeRO 3 divides the states. The last line has the layout
+# of lesson 20:
 
 # %%
 story("22")
+spent("22")
+spent("22", schedule="zb-h1", dp=4, zero=1, tp=2, pp=8, sequence_parallel=True)
 
 # %% [markdown]
-# And what these texts take on the layout of lesson 20:
-
-# %%
-spent("22", dp=4, zero=1, tp=2, pp=8, sequence_parallel=True)
+# There are no stages in row 22: each of four replicas has eight texts, and all eight would be alive on the
+# first of eight stages, 384.4 GB. In time that layout would be about as fast.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -30,7 +30,8 @@ from minidist.planning.cluster.search import Plan, plan_layout
 
 MODEL, LARGE, CARD, TOKENS, LENGTH = "llama-7b", "llama-65b", "h100", 2**20, 2048
 SHOWN = 3  # rows that a lesson prints
-COMPARED = ("16", "17", "19", "20")  # lessons whose first row is that of data parallelism alone
+COMPARED = {"19": "14", "20": "12"}  # a lesson -> the lesson whose row its table begins with
+KINDS = {"dp": "gradients and weights", "tp": "in the layers", "cp": "round the ring", "pp": "between stages"}
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ CHAPTERS = [
     large(
         "22",
         "texts of 32,768 over 8; layers 2; ZeRO 3",
-        "a card that fails",
+        "the ring: 5.9 s; a card fails",
         32768,
         dp=4,
         zero=3,
@@ -155,7 +156,7 @@ CHAPTERS = [
         sequence_parallel=True,
     ),
     chapter("26", "the state is saved, in pieces", "is it right?"),
-    chapter("28", "every step is compared with one device", "none"),
+    chapter("28", "compared with one device, on a small model", "what only large models show"),
 ]
 
 
@@ -171,7 +172,7 @@ def row(of: Chapter) -> str:
 
 @cache
 def table(lesson: str) -> str:
-    """Return the row of a lesson and the two before it, or the one before it and `WHOLE`.
+    """Return the row of a lesson and up to two of the same job before it; `COMPARED` has other first rows.
 
     Raises UsageError for a lesson that is not one of the core.
     """
@@ -182,9 +183,12 @@ def table(lesson: str) -> str:
         )
     head = f"    {'what changes':42}{'cards     GB fits       s':25}  what limits it now"
     known = lessons[: lessons.index(lesson) + 1]
-    shown = [each for each in CHAPTERS if each.lesson in known][-SHOWN:]
+    rows = [each for each in CHAPTERS if each.lesson in known]
+    if rows[-1] is not WHOLE and WHOLE in rows:
+        rows = rows[rows.index(WHOLE) :]
+    shown = rows[-SHOWN:]
     if lesson in COMPARED:
-        shown[0] = WHOLE
+        (shown[0],) = (each for each in rows if each.lesson == COMPARED[lesson])
     return "\n".join([head, *map(row, shown)])
 
 
@@ -193,20 +197,24 @@ def story(lesson: str) -> None:
     print(table(lesson))
 
 
-def spent(lesson: str, **layout: Any) -> None:
-    """Print where the seconds of a lesson's row go, or those of another layout of the same job."""
+def spent(lesson: str, schedule: str | None = None, **layout: Any) -> None:
+    """Print where the seconds of a lesson's row go, or those of another layout and schedule of the same job."""
     of = [each for each in CHAPTERS if each.lesson == lesson][-1]
     if layout:
-        of = chapter(lesson, "", "", of.length, of.model, **layout)
+        of = chapter(lesson, "", "", of.length, of.model, schedule, **layout)
     plan = of.plan
     if plan is None:
         raise UsageError(f"row {lesson} has no layout")
-    name = f"{of.model}, {plan.layout}" if layout else f"row {lesson}"
+    name = f"{of.model}, {plan.layout}" + f", {schedule}" * (schedule is not None) if layout else f"row {lesson}"
     compute, messages, idle = of.times(plan)
+
+    # Where cards wait for messages alone, each kind of messages is told.
+    kinds = [f"{KINDS[axis]} {seconds:.2f}" for axis, seconds in plan.time.exposed.items() if seconds]
+    parts = f" ({', '.join(kinds)})" if len(kinds) > 1 and not idle else ""
     stages = f", for other stages {idle:.2f} s" if idle else ""
-    print(f"{name}: computes {compute:.2f} s, waits for messages {messages:.2f} s{stages}", end="; ")
+    print(f"{name}: computes {compute:.2f} s, waits for messages {messages:.2f} s{parts}{stages}", end="; ")
 
     # A fullest card is without the temporaries of a layer. They are told where they decide.
     decide = not plan.fits and plan.fullest.peak < plan.fit.machine.memory
     more = f", {plan.fit.central / 1e9:.1f} GB with temporaries: it does not fit" if decide else ""
-    print(f"{plan.fullest.peak / 1e9:.1f} GB on each of {plan.layout.ranks} cards{more}")
+    print(f"at most {plan.fullest.peak / 1e9:.1f} GB on each of {plan.layout.ranks} cards{more}")

@@ -44,6 +44,7 @@ def test_the_last_column_says_what_the_planner_says():
     says = {chapter.lesson: chapter.limit for chapter in CHAPTERS if chapter != WHOLE}
     assert f"{WHOLE.plan.time.exposed['dp']:.1f} s" in WHOLE.limit
     assert f"{PLANS['14'].time.exposed['tp']:.1f} s" in says["14"]
+    assert f"{PLANS['22'].time.exposed['cp']:.1f} s" in says["22"]
     assert f"{PLANS['17'].time.bubble:.0%}".replace("%", " %") in says["17"]
     # The largest part of what a card of row 19 does besides an equal part of the computation is not messages.
     equal = PLANS["14"].time.compute
@@ -113,9 +114,12 @@ def test_the_seconds_of_a_row_and_of_another_layout(capsys):
     spent("19")
     spent("16")
     spent("17", dp=4, zero=1, pp=16)
-    row, other, stages, large, close = capsys.readouterr().out.splitlines()
+    spent("19", schedule="zb-h1", dp=8, zero=2, pp=8)
+    spent("17", dp=8, zero=2, pp=8)
+    spent("14")
+    row, other, stages, large, close, in_two, whole, kinds = capsys.readouterr().out.splitlines()
     assert row.startswith("row 11: computes ")
-    assert "; 36.1 GB on each of 8 cards" in row
+    assert "; at most 36.1 GB on each of 8 cards" in row
     computes, waits = (float(number) for number in re.findall(r"([\d.]+) s", row))
     assert computes + waits == pytest.approx(PLANS["11"].time.seconds, abs=0.011)
     assert other.startswith("llama-7b, dp 64, zero 1, micro-batch 1 x 8: ")
@@ -123,6 +127,12 @@ def test_the_seconds_of_a_row_and_of_another_layout(capsys):
     assert sum(map(float, re.findall(r"([\d.]+) s[,;]", stages))) == pytest.approx(seconds("19"), abs=0.016)
     assert large.endswith(" 372.7 GB on each of 64 cards")
     assert close.endswith(" 82.2 GB on each of 64 cards, 92.2 GB with temporaries: it does not fit")
+    # Of ZB-H1 the stages wait a third of what they wait in 1F1B.
+    assert ", zb-h1: computes 12.82 s" in in_two
+    assert ", for other stages 0.46 s;" in in_two
+    assert ", for other stages 1.37 s;" in whole
+    waits, *parts = map(float, re.findall(r"messages ([\d.]+) s \(.* ([\d.]+), .* ([\d.]+)\)", kinds)[0])
+    assert sum(parts) == pytest.approx(waits, abs=0.011)
     with pytest.raises(UsageError, match="row 09 has no layout"):
         spent("09")
 
@@ -133,7 +143,12 @@ def test_a_table_ends_with_its_lesson_and_fits_into_a_line(capsys):
     assert [line[:2] for line in printed.splitlines()[1:]] == ["02", "03", "04"]
     assert max(len(line) for chapter in CHAPTERS for line in table(chapter.lesson).splitlines()) <= 104
     assert len(table("00").splitlines()) == 2
-    # The row of data parallelism alone stays as long as it is the same job.
+    # A model of 7 billion parameters is no row of the larger one's tables.
+    assert [line[:2] for line in table("14").splitlines()[1:]] == ["12", "14"]
+    assert "65 billion" in table("14").splitlines()[1]
+    # A table begins with the row that its last is compared with.
+    assert [line[:2] for line in table("17").splitlines()[1:]] == ["14", "16", "17"]
+    assert [line[:2] for line in table("19").splitlines()[1:]] == ["14", "17", "19"]
     assert [line[:2] for line in table("20").splitlines()[1:]] == ["12", "19", "20"]
     assert [line[:2] for line in table("22").splitlines()[1:]] == ["19", "20", "22"]
     with pytest.raises(UsageError, match=r"no lesson '04b' \(did you mean '04'\?\)"):
