@@ -156,7 +156,7 @@ CHAPTERS = [
         sequence_parallel=True,
     ),
     chapter("26", "the state is saved, in pieces", "is it right?"),
-    chapter("28", "compared with one device, on a small model", "what only large models show"),
+    chapter("28", "its layout is compared, on a small model", "what only large models show"),
 ]
 
 
