@@ -13,9 +13,10 @@
 #
 # ## 1 The case
 #
-# In lesson 14 four ranks divide the matrices of a block, and what is computed between them: 66 bytes for
-# each number of the activations. But every rank still keeps 18 bytes for each number whole: the inputs of
-# two norms and of two first matrices, 4 B each, and two dropout masks of 1 B.
+# In lesson 14 four ranks divide the matrices of a block, and what is computed between them: 48 bytes for
+# each number of the activations and, at the 32 tokens of this lesson, 18 more for the attention scores.
+# But every rank still keeps 18 bytes for each number whole: the inputs of two norms and of two first
+# matrices, 4 B each, and two dropout masks of 1 B.
 #
 # A norm works token by token, and so does dropout. So let each rank have a quarter of the tokens
 # between the layers, gather all tokens before the first matrix, and scatter the sums after the
@@ -87,10 +88,10 @@ def one_block(comm, split, dropout=0.1):
 # new.
 
 # %%
-# A gather, or a reduce-scatter, sends 3/4 of an activation from each rank.
+# A gather, or a reduce-scatter, sends 3/4 of an activation from each rank: 3 from all four ranks.
 once, worlds, kept = 3 * BATCH * LENGTH * WIDTH * 4, {}, {}
 forms = {False: {"tensor_forward": 4 * once, "tensor_backward": 4 * once}}
-# The gradients of two norms and two biases are summed, 6 arrays of WIDTH numbers.
+# Summed gradients: 2 weights and 2 biases of the norms, 2 biases of the second matrices.
 summed = 6 * 2 * 3 * WIDTH * 4
 forms[True] = {
     "tensor_forward": 4 * once,
@@ -242,7 +243,9 @@ right = sequence_parallel.copy_to_tensor_parallel_region
 for name, f in (("with the sum", right), ("without it", lambda x, comm: x)):
     sequence_parallel.copy_to_tensor_parallel_region = f
     losses = SimWorld(4).run(train, job(4).model_copy(update={"steps": 40, "lr": 0.01}))[0].losses
-    print(f"{name:12}: loss {losses[0]:.3f} at first, {losses[-1]:.3f} after 40 steps")
+    off = SimWorld(4).run(compare_rank, job(4, precision="fp64"))[0].max_difference["weights"]
+    print(f"{name:12}: loss {losses[0]:.3f} at first, {losses[-1]:.3f} after 40 steps", end="; ")
+    print(f"max |w_parallel - w_single| = {off:.0e} after 3")
 
 # %% [markdown]
 # The loss falls nevertheless. `--check-replicas` reports the first weight of the model that differs, which is
@@ -282,8 +285,8 @@ check("14b.split_mlp", solution("14b.split_mlp"))
 # ## 8 Takeaway
 #
 # - All-reduce = reduce-scatter + all-gather; between the two each rank keeps **1/t of the rows**. In
-#   16 bits a block keeps (34 s b h + 5 a s² b)/t bytes (b texts, s tokens, h numbers, a heads, t ranks), for
-#   two more gathers in backward.
+#   16 bits, where each 4 of the table is a 2, a block keeps (34 s b h + 5 a s² b)/t bytes (b texts, s tokens,
+#   h numbers, a heads, t ranks), for two more gathers in backward.
 # - The weight of a norm has seen 1/t of the rows, so its gradient is summed over the ranks.
 
 # %% [markdown]
@@ -304,9 +307,10 @@ check("14b.split_mlp", solution("14b.split_mlp"))
 # | `vocab_parallel_cross_entropy` | the same in Megatron-LM; PyTorch `loss_parallel()` |
 # | `VocabParallelEmbedding`, `padded_vocab_size` | the same in Megatron-LM, where `--make-vocab-size-divisible-by` is 1 |
 #
-# The logits are whole in lesson 14, too, and a model's widest array. `vocab_parallel_cross_entropy` divides them
-# by words; it needs three numbers per token from the other ranks, as `check("14b.split_cross_entropy", ...)` asks.
+# The logits are whole in lesson 14, too, and a model's widest array. `vocab_parallel_cross_entropy`
+# divides them by words; it needs three numbers per token from the other ranks (the largest logit, the sum
+# of the exponentials, and the logit of the right word), as `check("14b.split_cross_entropy", ...)` asks.
 #
-# Careful with the word: in DeepSpeed "sequence parallelism" is Ulysses, which is lesson 22.
+# Careful with the word: in DeepSpeed "sequence parallelism" is Ulysses, which is lesson 22b.
 #
 # Next: [14c Experts](14c_experts.ipynb). All lessons are in the [index](README.md).

@@ -9,25 +9,27 @@
 # %% [markdown]
 # # 14c Experts
 #
-# *40 minutes. Before it: 06 and 14.*
+# *30 minutes. Before it: 06 and 14.*
 #
 # ## 1 The case
 #
 # A layer has eight MLPs, the *experts*, and a router sends every token to one of them. So the layer
-# has eight times the parameters of one MLP for the work of one. Four ranks have two experts each,
-# and 64 tokens each. A rank sends 64 tokens, and they may go to any expert.
+# has eight times the parameters of one MLP for the work of one. The result of an expert is multiplied by the
+# probability that the router gave it: only through this factor does the router get a gradient. Four ranks
+# have two experts and 64 tokens each. In an *all-to-all* every rank has a part for every other rank, and
+# sends it there.
 #
 # For messages of a fixed size an expert gets a fixed number of *slots*: 8 per rank, exactly as many
-# as it needs if all experts are used equally (capacity factor 1.0). The router was just initialised;
-# its choices are random. A token that finds its expert full is *dropped*. What part of the tokens
-# is dropped? And if there are twice as many slots, how many times as many bytes travel?
+# as it needs if all experts are used equally (capacity factor 1.0). A token that finds its expert full is
+# *dropped*. If every expert is equally likely for every token, what part of the tokens is dropped on
+# average? And if there are twice as many slots, how many times as many bytes travel?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# For the first take every expert as equally likely for every token. Then 8 tokens choose an expert on
-# average, with a standard deviation of the root of 64 x 1/8 x 7/8. A normal variable exceeds its mean by 0.4
-# standard deviations on average, counting 0 where it is below. For the second: does an empty slot travel?
+# On average 8 of a rank's tokens choose an expert, with a standard deviation of the root of 64 x 1/8 x
+# 7/8. A normal variable exceeds its mean by 0.4 standard deviations on average, counting 0 where it is
+# below. For the second: does an empty slot travel?
 
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
@@ -59,7 +61,7 @@ from minidist.report import show
 # Have many MLPs, and let each token use one or two of them: many times the parameters for the same
 # work per token. **The experts are distributed over ranks, and an all-to-all moves tokens, not
 # weights.** Then n ranks hold n times as many experts. It costs four all-to-alls per layer and
-# step, and slots, so that some tokens find their expert full.
+# micro-batch, and slots, so that some tokens find their expert full.
 #
 # One layer on four ranks, forward and backward. Router, attention and embeddings are on all ranks;
 # each expert is whole and on one rank. In the picture all ranks send the same amount to all others, whatever
@@ -100,8 +102,8 @@ show(report.step(one_token_each, 4), "All-to-all of 4 tokens on each of 4 ranks.
 # %% [markdown]
 # ## 4 The code
 #
-# First the slots. A router that is not trained yet chooses at random. 64 tokens of one rank, the
-# expert that each of them draws, and 8 slots per expert; x is a token that finds its expert full:
+# First the slots. 64 tokens of one rank, the expert that each of them draws, and 8 slots per expert; x is
+# a token that finds its expert full:
 
 # %%
 rng = np.random.default_rng(0)
@@ -150,9 +152,9 @@ for rank, (arrived, back) in enumerate(SimWorld(3).run(toy_dispatch)):
 # %% [markdown]
 # ## 5 Check
 #
-# The dropped tokens of the real layer, whose router chooses a little less evenly than at random, and bytes beside
-# a formula: four all-to-alls of (n-1)/n x tokens x k x factor x width numbers, where each token uses k
-# experts, here one.
+# The dropped tokens of the real layer, a few more because its router, just initialised, prefers some
+# experts, and bytes beside a formula: four all-to-alls of (n-1)/n x tokens x k x factor x width numbers,
+# where each token uses k experts, here one.
 
 # %%
 dropped, sent = {}, {}
@@ -170,11 +172,9 @@ for factor in (1.0, 1.25, 2.0, 8.0):
 bytes_guess.judge(sent[2.0] / sent[1.0])
 
 # %% [markdown]
-# Every slot travels, also an empty one, so twice the slots are twice the bytes. A dropped token is not lost: the
-# block adds nothing to it, and the residual stream carries it on.
-#
-# To drop fewer tokens without more slots, the router must spread them. So training adds a small *auxiliary
-# loss*, which is least when all experts are used equally (`--aux-loss-weight`).
+# Every slot travels, also an empty one, so twice the slots are twice the bytes. A dropped token is not
+# lost: the block adds nothing to it, and the residual stream carries it on. (To drop fewer without more
+# slots, training adds an *auxiliary loss*, which is least when all experts are used equally.)
 
 # %% [markdown]
 # Is it the same training? Slots belong to a *group*, what one rank sees. So
@@ -189,8 +189,9 @@ assert right.equal
 # %% [markdown]
 # ## 6 Break it
 #
-# What comes back must be laid out as it was sent. Swap the order on the way back, and every token
-# gets another token's result. Shapes fit, and the losses do not tell which job is the right one:
+# An expert's rank has its results by expert, then by the rank that the tokens came from. On the way back
+# that rank must come first. Forget to swap the two, and tokens get other tokens' results. Shapes fit, and
+# the losses do not tell which job is the right one:
 
 # %%
 from minidist.core.parallel import expert_parallel
@@ -198,16 +199,17 @@ from minidist.core.parallel import expert_parallel
 original = expert_parallel.exchange
 
 
-def in_another_order(comm, slots, to_experts):
-    result = original(comm, slots, to_experts)
-    return result if to_experts else result[::-1].copy()
+def not_swapped(comm, slots, to_experts):
+    if to_experts:
+        return original(comm, slots, to_experts)
+    return all_to_all(comm, slots.reshape(-1)).reshape(JOB.experts, -1, slots.shape[-1])
 
 
-expert_parallel.exchange = in_another_order
+expert_parallel.exchange = not_swapped
 wrong = SimWorld(2).run(compare_rank, JOB)[0]
 expert_parallel.exchange = original
 off = wrong.max_difference["weights"]
-print(f"the slots come back in another order: max |w_parallel - w_single| = {off:.1e}")
+print(f"experts and ranks not swapped: max |w_parallel - w_single| = {off:.1e}")
 for name, verdict in (("right", right), ("wrong", wrong)):
     print(f"losses, {name}:", *(f"{loss:.3f}" for loss in verdict.losses))
 assert not wrong.equal
@@ -241,8 +243,8 @@ check("14c.dispatch", solution("14c.dispatch"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Tokens move, weights stay**: four all-to-alls per layer, (n-1)/n x tokens x k x factor x width
-#   numbers each.
+# - **Tokens move, weights stay**: four all-to-alls per layer and micro-batch, (n-1)/n x tokens x k
+#   x factor x width numbers each.
 # - Every slot is paid in bytes, full or empty, and with too few slots tokens are dropped.
 
 # %% [markdown]
@@ -261,6 +263,7 @@ check("14c.dispatch", solution("14c.dispatch"))
 # | `ExpertParallel`, `--ep` | Megatron-LM `--expert-model-parallel-size`; DeepSpeed `ep_size` |
 # | `expert_top_k` | Megatron-LM `--moe-router-topk`; Mixtral `num_experts_per_tok` |
 # | `capacity_factor` | Megatron-LM `--moe-expert-capacity-factor`; DeepSpeed `capacity_factor`; Switch Transformers the same |
+# | `RaggedExpertParallel`: no slots, and no token is dropped | MegaBlocks, "dropless" |
 # | `aux_loss_weight` | Megatron-LM `--moe-aux-loss-coeff`; Switch alpha = 0.01 |
 # | `ExpertTensorParallel` | Megatron-LM `--expert-tensor-parallel-size`; DeepSpeed-MoE expert slicing |
 #

@@ -13,16 +13,15 @@
 #
 # ## 1 The case
 #
-# A model that is cut inside its layers sends two sums in each layer, and all ranks wait for them. So
-# cut it between layers: four ranks have a quarter of the layers each, a *stage*. A batch
-# goes from stage to stage and its gradient comes back: while one stage works, three wait. That is why
-# the batch is cut into 12 *micro-batches*. As soon as stage 0 has finished the first one, it sends the
-# output to stage 1 and takes the second; when all have gone forward, they come back one after the
-# other.
+# A model that is cut inside its layers sends two sums per layer in each direction (lesson 14), and all
+# ranks wait for them. So cut it between layers: four ranks have a quarter of the layers each, a *stage*. A
+# batch goes from stage to stage and its gradient comes back: while one stage works, three wait. That is
+# why the batch is cut into 12 *micro-batches*. As soon as stage 0 has finished the first one, it sends the
+# output to stage 1 and takes the second; when all have gone forward, they come back one after the other.
 #
-# On a stage one micro-batch takes 1 ms forward and 2 ms backward. Now all four stages work at once in
-# the middle of the step, and wait only at its beginning and at its end. What part of the time between
-# the first action of a step and its last is a rank idle?
+# On a stage one micro-batch takes 1 ms forward and 2 ms backward. Now several stages work at
+# once. A stage waits before its first action, between its last forward and its first backward, and after
+# its last action. What part of the time between the first action of a step and its last is a rank idle?
 
 # %% [markdown]
 # ## 2 Predict
@@ -62,8 +61,8 @@ from minidist.report.gantt import as_traces, gantt
 #
 # **Put the stages of a model on ranks, and keep them all busy with micro-batches.** Each rank holds
 # 1/p of the model, and messages are few: activations and gradients at p - 1 stage boundaries. But
-# at the start and at the end of a step stages wait, the *bubble*; and activations of many
-# micro-batches are alive.
+# stages wait, the *bubble*: the last one before its forwards and after its backwards, the first one between
+# them. And activations of many micro-batches are alive.
 #
 # Four stages, four micro-batches. Above, the naive pipeline: a micro-batch goes through all stages
 # and back before the next one starts, so one stage works and three wait. Below, GPipe: while stage
@@ -257,8 +256,7 @@ with expect(PlanError):
 
 # %% [markdown]
 # A silent bug: every micro-batch divides by its own rows. Each loss looks like that of a batch, but
-# the step's loss is their sum, and the gradient is m times too large. (Without a divisor at all,
-# `Pipeline` refuses the loss.)
+# the step's loss is their sum, and the gradient is m times too large.
 
 # %%
 plan, loss_of_whole = get_schedule("gpipe").plan(4, 6), loss_of
@@ -300,7 +298,7 @@ check("16.gpipe", solution("16.gpipe"))
 # ## 8 Takeaway
 #
 # - Stages on ranks, micro-batches in flight: idle **(p-1)/(m+p-1) of total**, which is (p-1)/m of
-#   ideal; naive: (p-1)/p.
+#   ideal, where all stages take the same time; naive: (p-1)/p.
 # - A rank sends activations to the next stage and gradients to the one before, rows x width numbers a
 #   step each; **all m micro-batches are alive** under GPipe. Lesson 17 fixes that.
 

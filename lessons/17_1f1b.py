@@ -60,10 +60,10 @@ from minidist.report.gantt import as_traces, gantt
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Stage s of p begins at most p - s micro-batches; then it runs a backward before each new forward,
-# even if it must wait for it**, because a backward frees the activations of a micro-batch: one
-# forward, one backward, in turn (*1F1B*). It saves memory, with GPipe's bubble. It costs only a more
-# careful order, without which stages wait (part 6).
+# **Stage s of p begins at most p - s micro-batches before its first backward; then it runs a backward before
+# each new forward, even if it must wait for it**, because a backward frees the activations of a
+# micro-batch: one forward, one backward, in turn (*1F1B*). It saves memory, with GPipe's bubble. It costs
+# only a more careful order, without which stages wait (part 6).
 #
 # GPipe and 1F1B on four stages with eight micro-batches. Look at the numbers on stage 0 (the top
 # row): below, B0 runs before F4.
@@ -118,7 +118,8 @@ def loss_of(output, target):
 # GPipe's memory and 1F1B's, at the same scale. With GPipe every rank's activations grow until its
 # last forward; with 1F1B they stop growing after four, three, two and one micro-batch, and go up and
 # down. (What is there at the very beginning is a micro-batch of zeros, by which stages learn the
-# shapes that they will receive.)
+# shapes that they will receive. What happens while the clock stands still is drawn at equal distances up to
+# its next time; so rank 0's last activation appears while it waits for its first gradient.)
 
 # %%
 runs = {}
@@ -320,7 +321,7 @@ spent("17")
 # |---|---|
 # | `get_schedule("1f1b")` | PyTorch `Schedule1F1B`; Megatron-LM `forward_backward_pipelining_without_interleaving`; DeepSpeed `TrainSchedule` |
 # | 1F1B with one update per step | "PipeDream-Flush" (Narayanan et al. 2021); DAPPLE |
-# | the forwards before a stage's first backward | Megatron-LM `num_warmup_microbatches` |
+# | the p-1-s forwards before one forward and one backward in turn | Megatron-LM `num_warmup_microbatches` |
 # | micro-batches alive | Megatron-LM: "in-flight microbatches" |
 #
 # Next: [19 Zero bubble](19_zero_bubble.ipynb). Side rooms: [17b PipeDream and weight

@@ -14,10 +14,10 @@
 # %% [markdown]
 # ## 1 The case
 #
-# A pipeline of four stages trains on a stream of mini-batches and never drains: the next one enters
-# before the last one has left, and **a stage updates its weights right after each backward**. The
-# order on a stage is 1F1B's (lesson 17), so stage 0 begins with four forwards before its first
-# backward, and stage 3 alternates from the start. Call the weights of a stage after v updates
+# A pipeline of four stages trains on a stream of mini-batches, none of which is cut, and never drains: the
+# next one enters before the last one has left, and **a stage updates its weights right after each
+# backward**. The order on a stage is 1F1B's (lesson 17), so stage 0 begins with four forwards before its
+# first backward, and stage 3 alternates from the start. Call the weights of a stage after v updates
 # version v.
 #
 # Mini-batch 7 goes through all stages. The update of a mini-batch comes after its backward, so the
@@ -258,9 +258,9 @@ print(
 )
 
 # %% [markdown]
-# The gradient by which each stage made its update 8, and the one at the weights that F used. What
-# stage 3 sends back is right, because its F and B see one version. So the gradient on stage 2 is right,
-# too; but what stage 2 sends on comes from its newer weights:
+# The gradient by which each stage made its eighth update, that of mini-batch 7, and the one at the weights
+# that F used. What stage 3 sends back is right, because its F and B see one version. So the gradient on
+# stage 2 is right, too; but what stage 2 sends on comes from its newer weights:
 
 # %%
 for s, stage in enumerate(stages):
@@ -306,8 +306,8 @@ check("17b.stashing", solution("17b.stashing"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **An update after every backward, and no drain**: no bubble, but stage s works with weights that
-#   are p-1-s updates old. Late gradients need smaller rates (lesson 06c).
+# - **An update after every backward, and no drain**: no bubble between mini-batches, but stage s
+#   works with weights that are p-1-s updates old. Late gradients need smaller rates (lesson 06c).
 # - **Stash**: F and B of a mini-batch see one version, or the gradient is that of no function.
 #   Stage s keeps p-s versions.
 # - Training is not that of one device any more, but it is exactly that of one device *with these
