@@ -26,7 +26,6 @@ MUTATIONS = {
         ),
         ("comm.recv(token, comm.rank - 1)", "comm.recv(token, 0)", "a token is sent that no rank receives, or"),
         ("if comm.rank < comm.size - 1:", "if comm.rank < comm.size - 2:", "a token is sent that no rank receives, or"),
-        ("if comm.rank > 0:", "if comm.rank > 1:", "a token is sent that no rank receives, or"),
     ],
     "00b.add_backward": [
         ("return fold(shape_a), fold(shape_b)", "return gradient, gradient", "sum over it"),
@@ -243,7 +242,6 @@ MUTATIONS = {
             "here latency decides: rabenseifner has",
         ),
         ("2 * (n - 1) * alpha", "(n - 1) / n * alpha", "a ring sends as few bytes as rabenseifner,"),
-        ("return min(costs", "return max(costs", "a tree up and a tree down take 2 log2 n"),
     ],
     "05.halving_doubling": [
         ("    power = 1 <<", "    array = array.copy()\n    power = 1 <<", "written into it"),
@@ -260,7 +258,6 @@ MUTATIONS = {
         ("keep += part", "keep += give", "two arrays do not fit together: print the"),
         ("while distance < power:", "while distance < power // 2:", "in the halving what comes in is added to"),
         ("power = 1 << (n.bit_length() - 1)", "power = n", "rank xor distance is a rank only when n is"),
-        ("keep += part", "keep -= part", "in the halving what comes in is added to"),
     ],
     "05b.ring_order": [
         (", key=lambda rank: nodes[rank]", "", "say nothing about their nodes"),
@@ -397,11 +394,6 @@ MUTATIONS = {
         ("make(i), 0)", "make(i) + 1, 0)", ""),
         ("return result[:0]", "return result", "a loader returns no batches: an array of"),
         ("1 + i % loaders", "i % loaders", "a loader sends a batch that the trainer"),
-        (
-            "range(comm.rank - 1, batches, loaders)",
-            "range(comm.rank, batches, loaders)",
-            "a loader sends a batch that the trainer",
-        ),
     ],
     "09.scaled_training": [
         ("gradient.astype(np.float32) / np.float32(scale)", "gradient / np.float16(min(scale, 65504))", "zero again"),
@@ -435,7 +427,6 @@ MUTATIONS = {
         ("largest[0] / 127 or 1.0", "largest[0] / 127", "a rank without values still takes part"),
         ('"max")', '"avg")', "the mean of the ranks' largest values is"),
         ("-127, 127) * scale", "-127, 127)", "these are the levels, whole numbers: times"),
-        ("np.round(x / scale)", "np.trunc(x / scale)", "each value goes to the nearest level,"),
     ],
     "09c.kept_all_reduce": [
         ("all_reduce(comm, gradient[mask])", "all_reduce(comm, gradient.copy())[mask]", "what is pruned travels too"),
@@ -451,11 +442,6 @@ MUTATIONS = {
             "all_reduce(comm, gradient[mask])",
             "gradient[mask] * comm.size",
             "this is this rank's own gradient: take the",
-        ),
-        (
-            "all_reduce(comm, gradient[mask])",
-            'all_reduce(comm, gradient[mask], "max")',
-            "the ranks' entries are averaged, or the",
         ),
         ("result = np.zeros_like(gradient)", "result = gradient.copy()", "what is pruned keeps this rank's own"),
     ],
@@ -531,8 +517,6 @@ MUTATIONS = {
         ("noise = (small - big)", "noise = (big - small)", "the gradient is right and the noise is not:"),
         ("[big - noise / many, noise]", "[big + noise / many, noise]", "|G|^2 alone is wrong"),
         ("own @ own)) / comm.size", "own @ own))", "the gradient is wrong: it is the mean"),
-        ("[big - noise / many, noise]", "[big, noise]", "|G|^2 alone is wrong"),
-        ("(1 / few - 1 / many)", "(1 / few)", "the gradient is right and the noise is not:"),
     ],
     "10c.shares_by_time": [
         ("return shares.tolist()", "return np.roll(shares, comm.rank).tolist()", "gather them first"),
@@ -542,9 +526,7 @@ MUTATIONS = {
             "another one would have",
         ),
         ("    paces =", "    all_gather(comm, np.array([seconds]))\n    paces =", "too many bytes"),
-        ("np.array([seconds / mine]))", "np.array([seconds / mine, mine]))[::2]", "too many bytes"),
         ("[seconds / mine]", "[seconds]", "divide the seconds of each rank by its rows"),
-        ("[seconds / mine]", "[mine / seconds]", "another one would have"),
         ("(shares + 1) * paces", "shares * paces", "another one would have"),
         ("range(rows)", "range(rows - 1)", "together all `rows`"),
     ],
@@ -672,7 +654,6 @@ MUTATIONS = {
             "mine = slice(comm.rank, width, comm.size)",
             "rank r has whole heads, heads / n of them:",
         ),
-        ("@ projection[mine])", "@ projection[:size])", "rank r has whole heads, heads / n of them:"),
         ("heads // comm.size)", "1)", "rank r has whole heads, heads / n of them:"),
         (
             "all_reduce(comm, attention(",
@@ -863,11 +844,6 @@ MUTATIONS = {
         ("weights = weights - RATE", "weights = begun[i] - RATE", "each update starts from the weights that"),
         ("return history", "return weights", "return a list with the weights after"),
         ("RATE = 0.25", "RATE = 0.1", "the first update has the right direction"),
-        (
-            "RATE * gradient(i, begun.pop(i))",
-            "RATE * RATE * gradient(i, begun.pop(i))",
-            "the first update has the right direction",
-        ),
         ("gradient(i, begun.pop(i))", "gradient(i - 1, begun.pop(i))", "the B of mini-batch i takes gradient(i,"),
         ("weights = weights - RATE", "weights -= RATE", "the history is the same array many times:"),
     ],
@@ -915,7 +891,6 @@ MUTATIONS = {
             "the order in which you number the ranks may",
         ),
         ("number // node_size", "number % node_size", "every node holds node_size ranks: number"),
-        ("number // node_size", "number", "every node holds node_size ranks: number"),
     ],
     "20b.fastest_mesh": [
         ("(alpha + nbytes", "(0 * alpha + nbytes", "count the latencies too"),
@@ -942,20 +917,10 @@ MUTATIONS = {
             "stages with as many layers each do not take",
         ),
         ("for _ in range(stages):", "for _ in range(stages - 1):", "every layer is in one stage and every stage"),
-        (
-            "max(best[-1][j], ends[n] - ends[j])",
-            "max(best[-1][j], n - j)",
-            "stages with as many layers each do not take",
-        ),
     ],
     "20c.stages_by_time": [
         ("return [stage", "paces[comm.rank] *= 9\n    return [stage", "gather them first"),
         ("    table =", "    all_gather(comm, seconds, counts=sizes)\n    table =", "too many bytes"),
-        (
-            "float(times.sum() / operations.sum())",
-            "float(operations.sum() / times.sum())",
-            "on another rank a layer takes other",
-        ),
         ("(times / paces[-1]).tolist()", "times.tolist()", "on another rank a layer takes other"),
         (
             "by_slowest(work, comm.size, paces)",
@@ -980,15 +945,9 @@ MUTATIONS = {
             "not your own again",
         ),
         ("q @ keys.T / np.sqrt(q.shape[1])", "q @ keys.T", "the scores are q k^T / sqrt(d), d being the"),
-        ("q @ keys.T / np.sqrt(q.shape[1])", "q @ keys.T / q.shape[1]", "the scores are q k^T / sqrt(d), d being the"),
         (
             "out = out * old[:, None] + now @ values",
             "out = out + now @ values",
-            "when the maximum grows, what was summed",
-        ),
-        (
-            "total = total * old + now.sum(axis=1)",
-            "total = total + now.sum(axis=1)",
             "when the maximum grows, what was summed",
         ),
         ("np.stack([k, v])", "np.stack([v, k])", "keys and values are exchanged: scores are"),
@@ -1019,7 +978,6 @@ MUTATIONS = {
         ("places <= mine[:, None]", "places < mine[:, None]", "a query sees its own key, too: <=, not <"),
         ("2 * ranks - 1 - rank", "2 * ranks - rank", "rank r holds chunk r and chunk 2P-1-r of"),
         ("places <= mine[:, None]", "places >= mine[:, None]", "the right numbers, transposed: rows and"),
-        ("return result", "return result.T", "the right numbers, transposed: rows and"),
     ],
     "26.load": [
         (
@@ -1080,11 +1038,6 @@ MUTATIONS = {
     "28.first_difference": [
         ("int(different[0])", "comm.rank", "the ranks give different answers"),
         ("    digests = all", "    all_gather(comm, weights.copy())\n    digests = all", "the weights themselves"),
-        (
-            "np.flatnonzero((digests != digests[0]).any(axis=1))",
-            "np.flatnonzero((digests != digests[-1]).any(axis=1))",
-            "the lowest rank that differs from rank 0,",
-        ),
         ("int(different[0])", "int(different[-1])", "the lowest rank that differs from rank 0,"),
         ("weights.tobytes()", "np.float32(weights).tobytes()", "the lowest rank that differs from rank 0,"),
         ("weights.tobytes()", "np.sort(weights).tobytes()", "two entries were exchanged: their sum is"),
@@ -1123,7 +1076,5 @@ MUTATIONS = {
             "counts.sum() == samples",
             "1 when all ranks together have read each of",
         ),
-        ("np.arange(samples)", "np.arange(1, samples + 1)", "1 when all ranks together have read each of"),
-        ("int(counts.sum()", "1 - int(counts.sum()", "1 when all ranks together have read each of"),
     ],
 }

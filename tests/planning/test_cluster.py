@@ -35,17 +35,6 @@ def test_the_ranks_of_a_layout_hold_every_parameter(pp, tp):
     assert sum(rank.split for rank in ranks) * tp + sum(rank.replicated for rank in ranks) == GPT.parameters + copied
 
 
-def test_experts_are_divided_among_their_ranks():
-    model = replace(named("mixtral-8x7b"), layers=2)
-    layout = ClusterLayout(dp=8, ep=4)
-    own = rank_parameters(layout, job(layout, model), 0, [0, 1])
-    assert own.expert == 2 * 8 * 3 * 4096 * 14336 // 4
-    states = memory_by_rank(replace(layout, zero=1), job(layout, model))[0]
-    # Of eight ranks, two hold the same experts, and all eight hold the rest.
-    rest = own.split + own.replicated
-    assert states.by_kind["optimizer"] == 12 * (own.expert // 2 + -(-rest // 8))
-
-
 @pytest.mark.parametrize(("zero", "per_parameter"), [(0, 18), (1, 6 + 12 / 4), (2, 2 + 16 / 4), (3, 16 / 4)])
 def test_states_per_parameter(zero, per_parameter):
     layout = ClusterLayout(dp=4, zero=zero)

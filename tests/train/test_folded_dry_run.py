@@ -101,29 +101,6 @@ def assert_equal_messages(whole, folded, classes):
             assert getattr(of_stage, kind)() == together
 
 
-def test_what_layers_send_when_a_pipeline_learns_shapes_is_startup():
-    """In a real run and in both dry runs: a forward pass of one of the micro-batches, on all stages but the last."""
-    job = {"pp": 2, "tp": 2, "microbatches": 4}
-
-    def sent(purpose, steps):
-        classes, whole, folded, _, _ = run_both(4, **job, steps=steps)
-        real = SimWorld(4, record="totals")
-        real.run(train, TrainConfig.make(**{**SMALL, **job, "steps": steps}))
-        stages = [
-            [sum(world.traces[rank].bytes_by_purpose()[purpose] for rank in members) for members in classes]
-            for world in (real, whole)
-        ]
-        stages.append([folded.traces[members[0]].bytes_by_purpose()[purpose] for members in classes])
-        assert stages[0] == stages[1] == stages[2]
-        return stages[0]
-
-    first, last = sent("tensor_forward", 1)
-    assert sent("tensor_forward", 2) == [2 * first, 2 * last]
-    startup = sent("startup", 1)
-    assert startup[0] - startup[1] > first / job["microbatches"] > 0
-    assert startup == sent("startup", 2)
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("ranks", "job"), JOBS, ids=names)
 def test_a_folded_dry_run_equals_that_of_all_ranks(ranks, job):
