@@ -21,8 +21,7 @@ from typing import Any
 from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import check_divisible
-from minidist.core.base.trace import purpose
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import purpose, track
 from minidist.core.collectives import reduce_scatter
 from minidist.core.comm import Comm
 from minidist.core.parallel.tensor_parallel import border, contiguous
