@@ -30,7 +30,7 @@ _MODULES = {
     ),
     "minidist.base.flop_counter": ("FlopCounter", "current_flop_counter"),
     "minidist.base.coordinates": ("batch_coordinates",),
-    "minidist.core.base.arrays": ("quiet_overflow",),
+    "minidist.base.arrays": ("quiet_overflow",),
     "minidist.core.base.errors": ("DeadlockError", "MinidistError", "MismatchError", "UsageError"),
     "minidist.collectives": ("gather", "reduce", "scatter"),
     "minidist.collectives.algorithms": ("ALGORITHMS",),

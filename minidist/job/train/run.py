@@ -22,11 +22,11 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
+from minidist.base import arrays as xp
 from minidist.base.exponents import count_exponents
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.memory import MemoryAccount, account_memory, thinned
 from minidist.base.traces import SpanEvent
-from minidist.core.base import arrays as xp
 from minidist.core.comm import Comm
 from minidist.core.train.parallelize import Loop
 from minidist.job import checkpoint
