@@ -13,9 +13,11 @@
 #
 # ## 1 The case
 #
-# By now there are three ways to cut a job, and many cards can use all three at once. The 64 cards of
-# lesson 17 are fast enough; with three axes each of them also needs less memory, which a longer text will
-# take. But which axis goes on which cards? Eight ranks train a GPT as 2 x 2 x 2: two pipeline stages (pp), in each of them two data-parallel
+# By now there are three ways to cut a job, and many cards can use all three at once. Lesson 19 ended with
+# 16 stages, too many to be equal and to be busy at both ends of a step. If two cards share each layer, eight
+# stages are enough. But which axis goes on which cards?
+#
+# Eight ranks train a GPT as 2 x 2 x 2: two pipeline stages (pp), in each of them two data-parallel
 # replicas (dp), in each of them two tensor-parallel halves (tp). Rank r has the place (pp, dp, tp)
 # with r = 4 pp + 2 dp + tp. Neighbours in pp exchange the activations at one boundary, neighbours
 # in dp their gradients once per step, and neighbours in tp sum activations four times per layer and
@@ -47,7 +49,7 @@ from dataclasses import replace
 import numpy as np
 
 from minidist import LinkModel, SimWorld, all_gather
-from minidist.course.story import story
+from minidist.course.story import spent, story
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.parallel.fitting_dims import dims_of
@@ -240,12 +242,16 @@ check("20.place_ranks", solution("20.place_ranks"))
 #   data 2 (n-1)/n N/(p t) once; pipeline b s h per stage boundary, micro-batch and direction.
 
 # %% [markdown]
-# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row:
+# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 20
+# two cards of a node cut each layer; eight such pairs are the stages, with ZB-H1 as in row 19; and there are
+# four replicas, with ZeRO 1. Above it are data parallelism alone and stages alone, and below, layers alone:
 
 # %%
 story("20")
+spent("14")
+spent("19")
+spent("20")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

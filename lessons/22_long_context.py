@@ -287,19 +287,19 @@ check("22.ring_attention", solution("22.ring_attention"))
 #   Positions are those of the whole text.
 
 # %% [markdown]
-# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row:
+# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 22
+# eight cards share a text and two cut each layer. There are no stages: each of four replicas has eight
+# texts, too few to keep eight stages busy. ZeRO 3 divides the states:
 
 # %%
 story("22")
 
 # %% [markdown]
-# And what these texts take on the layout of lesson 20. GB is without the temporaries of one layer, which
-# are only there while it computes; whether a card fits counts them too:
+# And what these texts take on the layout of lesson 20:
 
 # %%
-spent("22", dp=8, zero=1, tp=2, pp=4, sequence_parallel=True)
+spent("22", dp=4, zero=1, tp=2, pp=8, sequence_parallel=True)
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

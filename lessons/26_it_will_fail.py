@@ -245,9 +245,8 @@ check("26.save", solution("26.save"))
 #   checksum, by which a damaged file is found before anything is loaded.
 
 # %% [markdown]
-# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row:
+# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step:
 
 # %%
 story("26")

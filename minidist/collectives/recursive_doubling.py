@@ -52,7 +52,7 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
         return array
     # A call that is made again has an array already: to make one takes a tenth of the time of a short message.
     incoming = comm.incoming
-    if incoming is None or incoming.shape != array.shape or incoming.dtype != array.dtype:
+    if incoming is None or incoming.shape != array.shape or incoming.dtype is not array.dtype:
         incoming = xp.empty_like(array)
         comm.incoming = incoming if incoming.nbytes <= SHORT else None
     if takes:

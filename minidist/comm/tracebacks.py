@@ -15,6 +15,7 @@ from minidist.comm.program_lines import shows_all
 from minidist.core.base.errors import MinidistError, quoted
 
 _PACKAGE = str(Path(__file__).parents[1])
+_OF_ARGUMENTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _SHORT = (str, int, float, type(None))  # of values that are shown themselves
 
 
@@ -40,7 +41,7 @@ def note_call(error: BaseException) -> None:
 
     Our own errors say it themselves, and one that arose in a line of the program's is not about our arguments.
     """
-    if isinstance(error, MinidistError) or not isinstance(error, AttributeError | TypeError | ValueError):
+    if isinstance(error, MinidistError) or not isinstance(error, _OF_ARGUMENTS):
         return
     called, step = None, error.__traceback__
     while step is not None:

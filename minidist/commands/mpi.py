@@ -88,8 +88,18 @@ def mpi(
         "never_received": world.lost,
         "never_waited_for": world.unwaited,
     }
-    said = races or same_text(tried, bool(interleavings))
-    return Result(value, lambda: show(value, said), 1 if races or world.lost else 0)
+    say_alone(program, value)
+    same = same_text(tried, bool(interleavings))
+    return Result(value, partial(show, value, races or same), 1 if races or world.lost else 0)
+
+
+def say_alone(program: Any, value: dict[str, Any]) -> None:
+    """Say that a program without MPI has done the same on every rank. program: a `UserProgram`."""
+    if not value["sent"] and not program.names("mpi4py"):
+        say(
+            f"{program.source} does not name mpi4py: each of {value['ranks']} ranks has run it alone, and none has sent"
+            " anything"
+        )
 
 
 def same_text(tried: int, drawn: bool) -> str:

@@ -133,7 +133,7 @@ def torch(
 ) -> Result:
     """Run a program of torch.distributed, unchanged, on simulated ranks of this process, on the CPU.
 
-    A hang is reported at once, with every rank's operation and line; unlike collectives are named; all bytes are
+    A hang is reported at once, with every rank's operation and line; mismatched collectives are named; all bytes are
     counted. The flags stand before the script.
     """
     check_ranks(ranks, most=MAX_RANKS)

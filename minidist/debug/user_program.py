@@ -63,6 +63,10 @@ class UserProgram:
         exec(code, vars(module))
         return vars(module)
 
+    def names(self, library: str) -> bool:
+        """Return whether the text of the program's file has the name of a library; True for a module."""
+        return self.is_module or library in Path(self.source).read_text(encoding="utf-8")
+
     def _local_rank(self, rank: int | None) -> list[str]:
         if rank is None or self.is_module or any(_IS_LOCAL_RANK.match(argument) for argument in self.arguments):
             return []

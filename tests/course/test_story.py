@@ -26,7 +26,9 @@ def seconds(lesson):
 def test_each_core_lesson_has_a_row_and_prints_the_end_of_the_story_up_to_it():
     assert [chapter.lesson for chapter in CHAPTERS if chapter != WHOLE] == [number_of(path) for path in CORE]
     for path in CORE:
-        assert f'\nstory("{number_of(path)}")\n' in path.read_text()
+        text = path.read_text()
+        assert f'\nstory("{number_of(path)}")\n' in text
+        assert ("model of 65 billion parameters" in text) == (number_of(path) > "12")
 
 
 def test_the_job_does_not_fit_until_the_optimizer_is_sharded():

@@ -21,6 +21,7 @@ from minidist import (
     TrainConfig,
     all_gather,
     all_reduce,
+    barrier,
     chunk_sizes,
     copy_to_tensor_parallel_region,
     expert_capacity,
@@ -133,6 +134,7 @@ CALLS = {
     ),
     "axes of no mesh": (lambda c: gradient_axes(3), "gradient_axes got a value of type int; pass the mesh of"),
     "a name as a sequence": (lambda c: sequence_positions("x", 0, 2), "length='x'; it must be a whole number"),
+    "a number as ranks that wait": (lambda c: barrier(3), "barrier needs a communicator, and got a value of type int"),
     "one stage": (
         lambda c: split_model(MLP([2, 2, 2]), 2, 1),
         r"the numbers of stages are 1; pass a list, such as \[1\]",

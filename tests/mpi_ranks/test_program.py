@@ -182,6 +182,17 @@ def test_the_command(tmp_path, minidist, monkeypatch, capfd):
     assert "deadlock: 2 of 2 ranks" in capfd.readouterr().err
 
 
+def test_a_program_that_uses_no_mpi_is_said_to_run_alone(tmp_path, minidist):
+    (tmp_path / "alone.py").write_text("x = 1\n")
+    (tmp_path / "hello.py").write_text("from mpi4py import MPI\n\nMPI.COMM_WORLD.Get_rank()\n")
+    said = "does not name mpi4py: each of 2 ranks has run it alone, and none has sent anything\n"
+    for name, words in (("alone.py", said), ("hello.py", "")):
+        code, _, err = minidist("--ranks", 2, tmp_path / name)
+        assert code == 0
+        assert err.endswith(words)
+        assert bool(err) == bool(words)
+
+
 def test_the_pages_of_the_command_say_what_it_prints(tmp_path, minidist, monkeypatch):
     page = (ROOT / "docs" / "mpi.md").read_text()
     (text,) = re.findall(r"<!-- ring.py -->\n```python\n(.*?)```", page, flags=re.S)

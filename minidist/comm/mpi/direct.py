@@ -35,7 +35,7 @@ class DirectMessages(CheckedMessages):
             return
 
         tag = self.tag if tag is None else tag
-        handle, BYTE, ranks, members = world.handles.get(self.context), world.BYTE, self.ranks, self.members
+        handle, BYTE, ranks = world.handles.get(self.context), world.BYTE, self.ranks
         if handle is None:
             raise world.cannot_be_used(self, NOWHERE)
         to, origin, nbytes = ranks[dest], ranks[source], outgoing.nbytes
@@ -53,6 +53,7 @@ class DirectMessages(CheckedMessages):
                 handle.Sendrecv((outgoing, BYTE), to, tag, (incoming, BYTE), origin, tag)
         finally:  # a program may catch an error, and go on
             world.waiting = None
+        members = self.members
         world.sent[members[dest]] += 1
         world.received[members[source]] += 1
 

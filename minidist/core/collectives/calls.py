@@ -35,6 +35,7 @@ from minidist.core.base.arrays import downcast, is_half, upcast
 from minidist.core.base.layout import chunk_sizes
 from minidist.core.base.registry import Registry
 from minidist.core.comm.communicator import MAX_TAG, PointToPoint, Work
+from minidist.core.comm.mesh import check_communicator
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -138,11 +139,11 @@ def all_reduce(
     if last and not async_op and array.__class__ is np.ndarray and array.flags.carray and algorithm.__class__ is str:
         if algorithm in hooks.choosers:
             algorithm = hooks.choosers[algorithm](comm, "all_reduce", array.nbytes)
-        given, call, run = last.pop()
+        given, call, run = made = last.pop()
         if given == (algorithm, op, array.dtype):
             call.tag, call.nodes = next(comm.numbers) & MAX_TAG, comm.nodes
             run(call, array, op)
-            last.append((given, call, run))
+            last.append(made)
             return array
     equal = hooks.check_call(comm, "all_reduce", array, op, equal)
     return run_call(comm, "all_reduce", algorithm, async_op, array, op, op=op, equal=equal)
@@ -227,6 +228,7 @@ def all_to_all(
 
 def barrier(comm: PointToPoint) -> None:
     """Block until every rank has entered."""
+    check_communicator(comm, "barrier")
     comm.barrier()
 
 
