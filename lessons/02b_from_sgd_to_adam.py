@@ -105,18 +105,11 @@ picture(
 # - **Adam** averages both, and removes this error. For equal gradients the averages after t steps are
 #   1 - 0.9^t of g and 1 - 0.999^t of g^2, because they begin at 0; Adam divides them by these factors. To
 #   the root 1e-8 is added, here and in RMSProp, so that nothing is divided by 0.
+#
+# RMSProp as a function:
 
 
 # %%
-def sgd(p, g, state, lr):
-    return p - lr * g
-
-
-def momentum(p, g, state, lr):
-    state["sum"] = 0.9 * state.get("sum", 0.0) + g
-    return p - lr * state["sum"]
-
-
 def rmsprop(p, g, state, lr):
     state["square"] = 0.99 * state.get("square", 0.0) + 0.01 * g**2
     return p - lr * g / (np.sqrt(state["square"]) + 1e-8)
