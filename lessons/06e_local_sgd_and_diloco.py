@@ -141,7 +141,7 @@ assert np.array_equal(both, parallel)
 #
 # **DiLoCo** (Douillard et al. 2023) sends the same bytes and uses the average in another way: the
 # difference between the last common weights and the average is taken as a gradient. An *outer optimizer*
-# makes a step with it, against the *inner* one of each rank's steps, which is AdamW in the paper and SGD
+# makes a step with it, against the inner one of each rank's steps, which is AdamW in the paper and SGD
 # here. The outer one is SGD with a learning rate of 0.7 and a momentum of 0.9, in Nesterov's form (part 7 has
 # the formula). The momentum carries on a direction in which several rounds agree:
 
