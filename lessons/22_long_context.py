@@ -14,11 +14,11 @@
 # ## 1 The case
 #
 # The next texts have 32,768 tokens, sixteen times as many as before, and on the layout of lesson 20
-# their activations no longer fit on a card (part 8 prints by how much). So a text is cut: each of four ranks has a quarter of
-# its tokens. All layers but one work token by token. Attention does not: a token looks at the keys
+# their activations no longer fit on a card (part 8 prints by how much). So a text is cut: each of four ranks
+# has a quarter of its tokens. All layers but one work token by token. Attention does not: a token looks at the keys
 # and values of all tokens before it and at its own, and most of these are on other ranks.
 #
-# What does it cost to see them all, when no rank has room for more than a quarter or two? Take a
+# What does it cost to see them all, when a rank has no room for the keys and values of all four? Take a
 # text of 512 tokens, 128 on each rank, one part after the other, with 64 numbers of 4 B in a key
 # and as many in a value. How many bytes does a rank send in the forward pass of one layer? And
 # rank 0's tokens see little, rank 3's almost everything: what part of the time are the ranks idle,
@@ -27,8 +27,7 @@
 # %% [markdown]
 # ## 2 Predict
 #
-# Each rank needs the keys and values of three others, and nobody holds more than one part besides
-# its own. For the second number count pairs of a token and a token that it sees, in a triangle of
+# Each rank needs the keys and values of three others, and they are passed on from rank to rank. For the second number count pairs of a token and a token that it sees, in a triangle of
 # four columns.
 
 # %%
@@ -62,7 +61,7 @@ from minidist.report import show
 # their gradients; and weights are replicated, so their gradients are summed.
 #
 # Here it is on four ranks, with 2 numbers in place of a block of keys and values. Step through it:
-# every rank sees every block once, and holds one at a time.
+# every rank sees every block once, and holds two: one to compute with, and one that arrives.
 
 
 # %%
@@ -77,7 +76,8 @@ show(report.step(blocks_go_round, 4), "A block of keys and values goes round a r
 
 # %% [markdown]
 # The library's attention, forward and backward. What it computes is counted, and becomes time on
-# the clock. (Which tokens are a rank's, "zigzag", is explained in part 5.)
+# the clock: `counter.take()` returns what was computed since the last call. (Which tokens are a rank's,
+# "zigzag", is explained in part 5.)
 
 # %%
 LENGTH, HEADS, SIZE = 512, 4, 16
@@ -97,8 +97,9 @@ def attend(comm):
 
 # %% [markdown]
 # In each round a rank computes with the keys that are here (F), while they are already on their way
-# to its right neighbour. In backward (B) the gradients of keys and values follow them round; only
-# their last hop, back to their owner, does not overlap with computing:
+# to its right neighbour. An arrow ends when the receiver takes the block, after its own F. (The first F also
+# copies q, k and v, and so it is the longest.) In backward (B) the gradients of keys and values follow
+# them round; only their last hop, back to their owner, does not overlap with computing:
 
 # %%
 world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=1e-11, flops=1e12, memory_bandwidth=1e11))
@@ -111,9 +112,11 @@ picture("space-time", world, "part 3 of lesson 22", name="ring attention")
 # Softmax needs the sum over *all* keys, and a rank sees one block at a time. So it keeps, for each
 # query, the largest score so far m, the sum z of exp(score - m), and the output o, not yet divided.
 # A new block may raise m. From m = 2 to m' = 5, for example, each term exp(score - 2) must become
-# exp(score - 5), so z and o are multiplied by exp(2 - 5):
+# exp(score - 5), so z and o are multiplied by exp(2 - 5). And the block counts from its own largest score:
 #
-#     m' = max(m, m_block)    z' = z exp(m - m') + z_block    o' = o exp(m - m') + o_block
+#     m' = max(m, m_block)
+#     z' = z exp(m - m') + z_block exp(m_block - m')
+#     o' = o exp(m - m') + o_block exp(m_block - m')
 #
 # First the merge of two blocks of keys, on one device; it is the softmax over all of them:
 
@@ -134,7 +137,7 @@ q, k, v = rng.normal(size=(2, 4)), rng.normal(size=(6, 4)), rng.normal(size=(6, 
 m1, z1, o1 = block_of(q, k[:3], v[:3])
 m2, z2, o2 = block_of(q, k[3:], v[3:])
 top = np.maximum(m1, m2)
-first, second = np.exp(m1 - top), np.exp(m2 - top)  # exp(m - m') of each block
+first, second = np.exp(m1 - top), np.exp(m2 - top)  # exp(m - m'), exp(m_block - m')
 merged = (o1 * first + o2 * second) / (z1 * first + z2 * second)
 _, z, o = block_of(q, k, v)
 print(f"max |merged - softmax over all keys| = {np.abs(merged - o / z).max():.1e}")
@@ -199,9 +202,10 @@ for ranks in (2, 4, 8):
         bytes_guess.judge(sent["tensor_forward"])
 
 # %% [markdown]
-# The work of each rank is the number of pairs of a query and a key that it sees. The remedy for the
-# triangle is *zig-zag*: a rank has two pieces of 64 tokens, number r from the front and number r
-# from the back, so that a short row and a long one come together:
+# The work of each rank is the number of pairs of a query and a key that it sees. With one part after the
+# other these are as 1 : 3 : 5 : 7, on P ranks up to 2P - 1, and P on average; so P - 1 of 2P - 1 parts of the
+# time are idle, 3/7 here. The remedy is *zig-zag*: a rank has two pieces of 64 tokens, number r from the front
+# and number r from the back, so that a short row and a long one come together:
 
 # %%
 P = 4
@@ -229,8 +233,8 @@ for ranks in (2, 3, 4):
 # %% [markdown]
 # ## 6 Break it
 #
-# Merge the two blocks of part 4 without exp(m - m'): nothing crashes, and no shape is wrong. Only the weights
-# are, because each block's exponentials count from another largest score:
+# Merge the two blocks of part 4 without exp(m - m') and exp(m_block - m'): nothing crashes, and no shape is
+# wrong. Only the weights are, because each block's exponentials count from another largest score:
 
 # %%
 one_device = o / z
@@ -290,15 +294,13 @@ check("22.ring_attention", solution("22.ring_attention"))
 # The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 22
 # eight cards share a text and two cut each layer. There are no stages: each of four replicas has eight
-# texts, too few to keep eight stages busy. ZeRO 3 divides the states:
+# texts, too few to keep eight stages busy. ZeRO 3 divides the states. A step has as many tokens as before, but
+# each of them sees sixteen times as many others, so computing takes twice as long; and a rank waits for keys
+# and values, and for the weights that ZeRO 3 gathers. The last line is the layout of lesson 20, with these texts:
 
 # %%
 story("22")
-
-# %% [markdown]
-# And what these texts take on the layout of lesson 20:
-
-# %%
+spent("22")
 spent("22", dp=4, zero=1, tp=2, pp=8, sequence_parallel=True)
 
 # %% [markdown]

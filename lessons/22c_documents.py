@@ -13,33 +13,37 @@
 #
 # ## 1 The case
 #
-# A sequence of 32,768 tokens is seldom one text. It is filled with many short *documents*, each with
-# a separator at its end, and no token may see another document's. These 16 tokens are five
+# A sequence of 32,768 tokens is seldom one text. It is filled with many short *documents*, each but perhaps
+# the last with a separator at its end, and no token may see another document's. These 16 tokens are five
 # documents, and 0 is the separator:
 #
 #     4 2 0 | 7 7 1 0 | 3 0 | 5 6 0 | 8 8 8 8
 #
 # The text is cut over four ranks, as in lesson 22. Which keys a rank's queries see depends now on where the
-# documents end. Llama 3 does it in the simplest way: gather the keys and values of all ranks, and let a mask
-# decide. What does it cost to gather? A rank sends blocks, each with its keys, its values, or the gradients
-# of either:
+# documents end. A ring would not know which blocks to skip, and the library's refuses documents. Llama 3 does
+# it in the simplest way: gather the keys and values of all ranks, and let a mask decide. What does it cost to
+# gather? A rank sends blocks, each with its keys, its values, or the gradients of either:
 #
 # - a ring: keys and values in forward; in backward keys, values and their gradients, and a last hop of the
 #   gradients;
 # - all-gather: keys and values in forward; in backward only their gradients, summed by a reduce-scatter,
 #   because the keys and values of all ranks are still there.
 #
-# How many times as many bytes as a ring does an all-gather send, both ways together?
+# How many times as many bytes as a ring does an all-gather send, both ways together? And each of the 32 layers
+# of Llama 3.1 8B keeps the keys and values of all tokens until its backward. It has 8 heads of them, with 128
+# numbers of 2 B. (32 heads of queries share them.) How many GB is that in all layers?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# Count blocks on P = 4 ranks. In lesson 22 a ring sent 2 (P-1) of them forward and 2 (2P-1) backward.
+# Count blocks on P = 4 ranks. In lesson 22 a ring sent 2 (P-1) of them forward and 2 (2P-1) backward. For the
+# second number, one layer has keys and values, of 32,768 tokens.
 
 # %%
 from minidist.course.lesson import check, predict, reveal, small_job, solution
 
 bytes_guess = predict("bytes of all-gather attention over a ring's, 4 ranks", example=1.5)
+memory_guess = predict("gathered keys and values of all layers", example=50, unit="GB")
 
 # %%
 import numpy as np
@@ -55,8 +59,8 @@ from minidist.report.frame import new_figure
 # ## 3 The idea and its picture
 #
 # **Gather all keys and values, and mask what may not be seen.** Any mask is possible, and bytes are saved in
-# backward. The price: for the time of one layer each rank has the keys and values of all tokens, and no
-# message overlaps with computing.
+# backward. The price: every layer keeps the keys and values of all tokens until its backward, and no message
+# overlaps with computing.
 #
 # Which pairs are seen? The number of a token's document is the number of separators before it. A query sees
 # a key that is not behind it and that is in the same document; a separator belongs to the document that it
@@ -75,7 +79,7 @@ assert np.array_equal(ids, document_ids(tokens[None], 0)[0])
 # %% [markdown]
 # A row of the picture is a query, a column is a key, and a coloured square is a pair that is seen. Each
 # document is a small triangle. The colour is the rank that has the query; it has two chunks of two tokens,
-# by the zig-zag of lesson 22. Rank 3's rows, in the middle, see keys from the second document to the fourth.
+# by the zig-zag of lesson 22.
 
 # %%
 owner = np.zeros(16, int)
@@ -90,6 +94,15 @@ axes.set_xlabel("key: the token")
 axes.set_ylabel("query: the rank that has it")
 axes.set_title("which query sees which key", fontsize=10, loc="left")
 show(figure)
+
+# %% [markdown]
+# The squares of each rank. With documents zig-zag balances the work no longer; here it is as good as one part
+# after the other:
+
+# %%
+for order in ("zigzag", "contiguous"):
+    pairs = [int(sees[sequence_positions(16, rank, 4, order)].sum()) for rank in range(4)]
+    print(f"{order:10}: pairs {pairs}, idle share {1 - sum(pairs) / (4 * max(pairs)):.3f}")
 
 # %% [markdown]
 # ## 4 The code
@@ -157,12 +170,18 @@ for ranks in (2, 4, 8, 16):
         bytes_guess.judge(share, within=0.05)
 
 # %% [markdown]
-# The share goes from a half to two thirds. And what a rank holds for one layer, of the case's 32,768 tokens. Llama 3.1 8B has 32 heads of queries,
-# which share 8 heads of keys and values, of 128 numbers of 2 B:
+# The share goes from a half to two thirds. And what the layers of Llama 3.1 8B keep, with as many heads of keys
+# and values as of queries, and with its 8. Few heads make gathering cheap, in bytes and in memory:
 
 # %%
 for heads in (32, 8):
-    print(f"{heads:2} heads of keys and values: {2 * 32_768 * heads * 128 * 2 / 1e9:.2f} GB")
+    layer = 2 * 32_768 * heads * 128 * 2 / 1e9
+    print(f"{heads:2} heads: {layer:.2f} GB in a layer, {32 * layer:.1f} GB in 32 layers")
+memory_guess.judge(32 * layer, within=0.05)
+
+# %% [markdown]
+# To keep nothing one gathers them once more in backward. That is 6 (P-1) blocks, 18 on 4 ranks, where a ring
+# sends 6P - 4, 20.
 
 # %% [markdown]
 # A small Llama trains what one device trains. The separator is one of the tokens of the data:
@@ -220,7 +239,7 @@ check("22c.visible", solution("22c.visible"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **All keys on every rank for one layer, and the mask of the text.**
+# - **All keys on every rank, and the mask of the text.** Each layer keeps them until its backward.
 # - It sends half of a ring's bytes on two ranks and two thirds on many, and hides none behind computing.
 
 # %% [markdown]

@@ -155,7 +155,7 @@ CHAPTERS = [
         sequence_parallel=True,
     ),
     chapter("26", "the state is saved, in pieces", "is it right?"),
-    chapter("28", "every step is compared with one device", "none"),
+    chapter("28", "its layout is compared, on a small model", "none"),
 ]
 
 
