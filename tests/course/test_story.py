@@ -119,7 +119,7 @@ def test_the_seconds_of_a_row_and_of_another_layout(capsys):
     spent("14")
     row, other, stages, large, close, in_two, whole, kinds = capsys.readouterr().out.splitlines()
     assert row.startswith("row 11: computes ")
-    assert "; at most 36.1 GB on each of 8 cards" in row
+    assert "; at most 59.7 GB on each of 8 cards" in row
     computes, waits = (float(number) for number in re.findall(r"([\d.]+) s", row))
     assert computes + waits == pytest.approx(PLANS["11"].time.seconds, abs=0.011)
     assert other.startswith("llama-7b, dp 64, zero 1, micro-batch 1 x 8: ")
