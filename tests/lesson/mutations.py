@@ -914,7 +914,7 @@ MUTATIONS = {
         (
             "max(best[-1][j], ends[n] - ends[j])",
             "best[-1][j] + ends[n] - ends[j]",
-            "stages with as many layers each do not take",
+            "equal numbers of layers do not take",
         ),
         ("for _ in range(stages):", "for _ in range(stages - 1):", "every layer is in one stage and every stage"),
     ],
