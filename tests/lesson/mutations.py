@@ -902,7 +902,7 @@ MUTATIONS = {
         ("nbytes / ranks", "nbytes", "has 1/n of the bytes"),
     ],
     "20c.min_max_split": [
-        ("ends[-1] + time", "ends[-1] + 1", "with as many layers each do not take as long"),
+        ("ends[-1] + time", "ends[-1] + 1", "numbers of layers do not take equal times"),
         ("return sizes", "return [layers, *[0] * (stages - 1)]", "every stage has a layer"),
         (
             "return sizes",
