@@ -22,8 +22,7 @@
 # look into the memory of another one: every number that another rank needs must be sent, and every
 # number that is sent must be received. What has to be sent here? And what happens if it is not?
 #
-# Training on more ranks saves time in each step, and costs the bytes that travel. This page trains
-# on four ranks, which it simulates in one process. Four of the pictures:
+# This page trains on four ranks, which it simulates in one process. Four of the pictures:
 
 # %%
 import numpy as np
@@ -133,9 +132,9 @@ show(world, "Rank 0 adds two numbers of each rank and sends the sums back.")
 # %% [markdown]
 # The same run as one picture: a rank is a horizontal line, time runs to the right, and an arrow is a
 # message. Red is the time in which a rank waits for another one, and pink the time in which it waits for
-# bytes that are on their way; a send that waits for its receiver is red. The time is *virtual*: it is
-# computed from the messages, so the picture is the same on every machine. A message takes about 1 µs, and
-# longer if it has many bytes.
+# bytes that are on their way. Here the bytes leave when `send` is called, and a send is red until its
+# receiver has the message. The time is *virtual*: it is computed from the messages, so the picture is the
+# same on every machine. A message takes 1 µs, and 0.1 ns more for each byte.
 
 # %%
 picture("space-time", world, "part 3 of lesson 00", name="one sum on 4 ranks")
@@ -178,7 +177,8 @@ sent.judge(sum(m.nbytes for m in world.traces[3].sent()))
 # %% [markdown]
 # Every weight has one number in the gradient, so a rank sends one number per weight, and not one
 # picture. Rank 0 sends three times as many bytes. The more ranks there are, the longer one sum takes, as
-# all gradients go through rank 0. Lesson 04 does without such a rank.
+# all gradients go through rank 0: 39,760 B take 1 + 4 µs, and of n ranks n - 1 gradients come in one after
+# the other and n - 1 sums go out. Lesson 04 does without such a rank.
 
 # %%
 for ranks in (4, 8, 64):
@@ -215,8 +215,8 @@ for name, run in (("shared", four), ("nothing sent", wrong)):
     print(f"{name:12}: loss on all pictures {float(everything.data):.4f}")
 
 # %% [markdown]
-# There are four networks now, and each has learned 16 pictures and nothing else. **A falling loss
-# proves nothing**: this course compares weights. Many published failures of distributed training
+# There are four networks now, and each has learned 16 pictures and nothing else: on all 64 rank 0's is worse
+# than before the first step (2.2847 in part 3). **A falling loss proves nothing**: this course compares weights. Many published failures of distributed training
 # are of this kind; lesson 28 collects them.
 #
 # The other mistake does not stay hidden. Let every rank receive before it sends: a real program
@@ -240,7 +240,7 @@ picture("space-time", world, "part 6 of lesson 00")
 
 # %% [markdown]
 # Break it yourself: leave out the second loop of `add_up` in part 3, and run the cells from there on.
-# Which ranks wait now, and for whom?
+# Ranks 1 to 3 wait for rank 0, whose sum never comes; rank 0 has gone on to the next step and waits for rank 1.
 
 # %% [markdown]
 # ## 7 Exercise: speak in rank order
@@ -276,16 +276,17 @@ check("00.in_rank_order", solution("00.in_rank_order"))
 # ## 8 Takeaway
 #
 # - A distributed program is **one function of a communicator**: `train(comm)`.
-# - Training in which each rank has all weights and a part of the data (data parallelism) adds gradients:
-#   **each rank but 0 sends as many bytes as its gradient has**, in every step, and afterwards all ranks
-#   hold the weights of one machine.
-# - If one of n ranks adds all gradients, it sends and receives **n - 1** times as many bytes as another.
+# - Training in which each rank has all weights and a part of the data (data parallelism) **adds gradients in
+#   every step**, and afterwards all ranks hold the weights of one machine.
+# - If one of n ranks adds all gradients, each other rank sends as many bytes as its gradient has, and this
+#   one **n - 1** times as many.
 
 # %% [markdown]
 # The course follows one job: a model of 7 billion parameters is to be trained on cards (NVIDIA H100
-# GPUs) with 80 GB of memory each, and with numbers of 16 bits, 2 B. Every core lesson ends with the table
-# of that job, to which it adds a row: the number of cards, the bytes of the fullest card, whether they
-# fit, and the seconds of a step of 2^20 tokens (here pieces of text, not messages). `minidist plan`
+# GPUs) with 80 GB of memory each, and with numbers of 16 bits, 2 B. (In training a parameter needs 18 B:
+# lesson 02 counts them.) Every core lesson adds a row to the table of that job: the number of cards, the bytes
+# of the fullest card, whether they fit, and the seconds of a step of 2^20 tokens (here pieces of text, not
+# messages), or, where these do not change, a remark. `minidist plan`
 # computes the numbers ([story.py](../minidist/course/story.py)). The last column says what is still wrong,
 # and the lessons that follow work on it:
 

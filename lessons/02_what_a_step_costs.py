@@ -25,7 +25,7 @@ import numpy as np
 
 from minidist import MLP, SGD, Adam, FlatParameters, SimWorld, Tensor, cross_entropy, no_grad
 from minidist.base.memory import account_memory
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import track
 from minidist.course.lesson import check, picture, predict, reveal, solution
 from minidist.course.story import story
 
@@ -52,14 +52,12 @@ peak = predict("peak with 256 rows and momentum", example=3_000_000, unit="B")
 # There are **four kinds of bytes: parameters, gradients, optimizer state and activations**. An
 # *activation* is an output of a layer that forward keeps because backward needs it again. The first
 # three kinds grow with the model, and activations grow with the batch. Many later lessons reduce one of
-# the four, so one has to know which is the largest; the others reduce time. To count the bytes costs a
-# little time, and saves guesses.
+# the four, so one has to know which is the largest; the others reduce time.
 #
 # The picture shows three steps with Adam and all 1,024 rows, on one rank. Each change of the account
 # is one event. In forward activations accumulate; in backward they are freed and gradients are
-# allocated. From the second step on the gradients and Adam's two averages exist from the start. The
-# small bump of events 8 to 16 is `FlatParameters`, which copies all parameters into one array: each
-# is there twice until the old one is freed.
+# allocated. From the second step on the gradients and Adam's two averages exist from the start. (In
+# the small bump at the left `FlatParameters` copies the parameters into one array.)
 #
 # `account_memory` keeps an account of all arrays that the library allocates inside its block, `track` adds
 # an array of our own to it, and the last line but one hands the account over to the picture. The rest is an
@@ -91,34 +89,31 @@ picture("memory", world, "part 3 of lesson 02", name="three steps of Adam")
 # ## 4 The code
 #
 # Each array is counted from its creation until Python frees it. There is no call that frees it: an
-# array is freed when nothing refers to it any more.
+# array is freed when nothing refers to it any more. The graph of `loss` refers to what backward needs:
 
 
 # %%
-import weakref
-
-live = []  # the bytes of each array that Python has not freed
-
-
-def tracked(array):
-    live.append(array.nbytes)
-    weakref.finalize(array, live.remove, array.nbytes)  # when Python frees the array
-    return array
+def activations(when):
+    print(f"{when:38} {counted.by_purpose.get('activation', 0):9,} B of activations")
 
 
-x = tracked(np.zeros(1000))
-print(f"an array of 8,000 B:             {sum(live):6,} B are alive")
-y = tracked(x + 1)
-print(f"and what was computed from it:   {sum(live):6,} B")
-x = y
-print(f"no name refers to the first one: {sum(live):6,} B")
-del x, y  # `del` takes a name away, and not an array
-print(f"and none to the second one:      {sum(live):6,} B")
+with account_memory() as counted:
+    model = MLP(SIZES)
+    y = model(Tensor(rows))
+    activations("after the layers")
+    loss = cross_entropy(y, targets)
+    del y  # `del` takes a name away, and not an array
+    activations("after the loss, and y is gone")
+    loss.backward()
+    activations("after backward")
+    loss = cross_entropy(model(Tensor(rows)), targets)
+    activations("after the loss of another forward")
+    del loss
+    activations("that loss is gone, without a backward")
 
 # %% [markdown]
 # The library's account ([memory.py](../minidist/base/memory.py)) also knows the purpose of each
-# array, such as "activation" or "gradient". References decide the rest: the graph refers to what
-# backward needs, and drops it when backward has passed.
+# array, such as "activation" or "gradient".
 
 # %% [markdown]
 # ## 5 Check
@@ -221,15 +216,14 @@ for recording in (False, True):
 picture("memory", world, "part 6 of lesson 02", name="a graph for each batch")
 
 # %% [markdown]
-# Mend it without `no_grad()`: what must the list keep in place of each loss? Change the line with
+# (Of these, 128 x 10 x 4 B are a work array of the last loss.) Mend it without `no_grad()`: what must the list keep in place of each loss? Change the line with
 # `losses.append` and the line below it, and run the cell again.
 
 # %% [markdown]
 # ## 7 Exercise: free in the right order
 #
 # Can a step do with less? The gradient of a layer is needed once, to update that layer. So update it
-# *inside* backward, and drop the gradient. (Then nothing may need all gradients together, such as
-# the norm for clipping.)
+# *inside* backward, and drop the gradient.
 #
 # Write a step of SGD for layers y = x W. A layer has `forward(x)`, `weight_gradient(x, g)`,
 # `input_gradient(g)` and `update(weight_gradient)`; g is the gradient of its output, and
@@ -268,8 +262,9 @@ check("02.free_in_order", solution("02.free_in_order"))
 # - A step holds **parameters + gradients + optimizer state + activations**. With Adam in float32 they
 #   take **16 B per parameter, and in this network 4 B per row for each output of each layer**. ZeRO
 #   (lessons 11 and 12) divides the first three among ranks, and recomputation (lesson 10) reduces the last.
-# - The peak lies at the start of backward, when everything is alive at once. An array is freed with
-#   its last reference, so the order of the steps and the names that refer to arrays decide.
+# - The peak lies at the start of backward, when everything is alive at once. (PyTorch's `zero_grad` drops the
+#   gradients by default; here they stay, and are set to 0.) An array is freed with its last reference, so the
+#   order of the steps and the names that refer to arrays decide.
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as

@@ -18,15 +18,15 @@
 # Along one weight a loss is a thousand times as steep as along another: (x^2 + 1000 y^2) / 2. Its
 # gradient at (1, 1) is (1, 1000). SGD subtracts the learning rate lr times the gradient, so its first step
 # moves y a thousand times as far as x. How many times as far as x does Adam's first step move y?
+
+# %% [markdown]
+# ## 2 Predict
 #
 # Adam keeps for each weight an average m of the gradients g and an average v of their squares, and
 # subtracts lr m / sqrt(v). Both averages begin at 0, and each step moves them a little towards the new
 # value: m = 0.9 m + 0.1 g, and v = 0.999 v + 0.001 g^2. So after the first gradient m is a tenth of g, and v
 # is a thousandth of g^2. Adam corrects this: in the first step it divides m by 0.1 and v by 0.001, and in
 # later steps by factors nearer to 1. How many times as long is the first step without the correction?
-
-# %% [markdown]
-# ## 2 Predict
 #
 # For both numbers put the averages after one gradient into lr m / sqrt(v). A tenth off is good enough.
 
@@ -39,9 +39,9 @@ first_guess = predict("first step without correction, over that with it", exampl
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Each weight gets a step of about the same length, whatever the size of its gradient.** It saves a
-# search: the steepest weight no longer decides the learning rate of all. It costs arrays of the
-# parameters' shape, the optimizer's state (lesson 02).
+# **Divide by v, and each weight gets a step of about the same length, whatever the size of its gradient;
+# average in m, and what changes its sign from step to step cancels.** The steepest weight no longer decides
+# the learning rate of all. Both averages are arrays of the parameters' shape, the optimizer's state (lesson 02).
 #
 # `descend` goes down in this valley, and returns the points that it visits:
 
@@ -69,7 +69,8 @@ def descend(kind, steps=100, **settings):
 # %% [markdown]
 # The picture shows the distance from the lowest point in 100 steps. With a rate above 0.002 SGD would
 # move away from it along y. With a rate just below 0.002 y converges quickly, and x slowly. Adam takes
-# a rate of 0.05 for both:
+# a rate of 0.05 for both. Its m still
+# holds older gradients, so it runs past the lowest point and comes back:
 
 
 # %%
@@ -104,18 +105,11 @@ picture(
 # - **Adam** averages both, and removes this error. For equal gradients the averages after t steps are
 #   1 - 0.9^t of g and 1 - 0.999^t of g^2, because they begin at 0; Adam divides them by these factors. To
 #   the root 1e-8 is added, here and in RMSProp, so that nothing is divided by 0.
+#
+# RMSProp as a function:
 
 
 # %%
-def sgd(p, g, state, lr):
-    return p - lr * g
-
-
-def momentum(p, g, state, lr):
-    state["sum"] = 0.9 * state.get("sum", 0.0) + g
-    return p - lr * state["sum"]
-
-
 def rmsprop(p, g, state, lr):
     state["square"] = 0.99 * state.get("square", 0.0) + 0.01 * g**2
     return p - lr * g / (np.sqrt(state["square"]) + 1e-8)
@@ -124,8 +118,8 @@ def rmsprop(p, g, state, lr):
 # %% [markdown]
 # ## 5 Check
 #
-# The library's optimizers in the valley, each with a rate that suits it. The last column is the state
-# that it keeps, in arrays of the weights' shape:
+# The library's optimizers in the valley. The last column is the state that each keeps, in arrays of the
+# weights' shape:
 
 # %%
 LIBRARY = {
@@ -146,16 +140,41 @@ x, y = np.abs(paths["adam"][1] - 1)
 adam_guess.judge(y / x, within=0.1)
 
 # %% [markdown]
-# The three functions of part 4 compute the same weights:
+# RMSProp reaches the lowest point with one array, because its gradients here have no noise. What m is for
+# shows on gradients that contradict each other: some that change their sign at every step, and some that
+# are drawn at random around 0. How long is a step on average, in multiples of lr?
 
 # %%
-for by_hand in (sgd, momentum, rmsprop):
-    p, state, (_, settings) = np.ones(2), {}, LIBRARY[by_hand.__name__]
-    for _ in range(100):
-        p = by_hand(p, STEEP * p, state, settings["lr"])
-    off = np.abs(p - paths[by_hand.__name__][-1]).max()
-    print(f"{by_hand.__name__:8} max |library - by hand| = {off:.1e}")
-    assert off < 1e-12
+drawn = {
+    "alternating": (-1.0) ** np.arange(1000),
+    "random": np.random.default_rng(0).normal(size=1000),
+}
+for name, gradients in drawn.items():
+    for kind in (RMSProp, Adam):
+        p, steps = Parameter(np.zeros(1)), []
+        optimizer = kind([p], lr=0.05)
+        for g in gradients:
+            before, p.grad = p.data[0], np.array([g])
+            optimizer.step()
+            steps.append(abs(p.data[0] - before) / 0.05)
+        print(f"{name:12} {kind.__name__:8} {np.mean(steps):.2f} lr per step")
+
+# %% [markdown]
+# RMSProp makes steps of about lr that lead nowhere; Adam's are short, because in m such gradients cancel.
+# That is what the second array is for: the gradients of a training are from few rows each, so they are noisy.
+#
+# And the correction? Adam without it: in the first step a tenth of g is too small, and the root of 0.001 g^2
+# is too small by more, so the step is too long:
+
+# %%
+p, m, v, path = np.ones(2), 0.0, 0.0, []
+for _ in range(20):
+    g = STEEP * p
+    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+    p = p - 0.05 * m / np.sqrt(v)
+    path.append(p)
+print("x after 1, 5, 10, 20 steps:", *(f"{path[at - 1][0]:.3f}" for at in (1, 5, 10, 20)))
+first_guess.judge((1 - path[0][0]) / x, within=0.1)
 
 # %% [markdown]
 # All of this is done element by element. So a rank that has **a piece of the parameters, of their
@@ -184,25 +203,24 @@ assert np.array_equal(pieces, stepped(slice(None)))
 # %% [markdown]
 # ## 6 Break it
 #
-# Adam without the correction. In the first step a tenth of g is too small, and the root of 0.001 g^2
-# is too small as well:
+# Adam divides weight by weight. Turn the valley by 45°: now both weights have large gradients, and the
+# direction in which the loss is flat is the diagonal between them:
 
 # %%
-p, m, v, path = np.ones(2), 0.0, 0.0, []
-for _ in range(100):
-    g = STEEP * p
-    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-    p = p - 0.05 * m / np.sqrt(v)
-    path.append(p)
-corrected = descend(Adam, lr=0.05)[1:]
-print("x after step     1       5      10      20     100")
-for name, points in (("corrected", corrected), ("uncorrected", np.array(path))):
-    print(f"{name:12}", *(f"{points[at - 1, 0]:7.3f}" for at in (1, 5, 10, 20, 100)))
-first_guess.judge((1 - path[0][0]) / (1 - corrected[0, 0]), within=0.1)
+turn = np.array([[1.0, -1.0], [1.0, 1.0]]) / np.sqrt(2)
+turned = turn @ np.diag(STEEP) @ turn.T
+print("distance from the lowest point after 100 steps")
+for name, (kind, settings) in LIBRARY.items():
+    p = Parameter(turn @ np.ones(2))
+    optimizer = kind([p], **settings)
+    for _ in range(100):
+        p.grad = turned @ p.data
+        optimizer.step()
+    print(f"{name:8} as before {np.hypot(*paths[name][100]):.3f}, turned {np.hypot(*p.data):.3f}")
 
 # %% [markdown]
-# The root is too small by more, so the first steps are too long: x goes past 0 to the other side and
-# comes back, and no error says so.
+# SGD and momentum do not notice the turn. RMSProp and Adam are slower than SGD now, and no error says so:
+# they only know how large the gradient of each weight is, and here both are equally large.
 
 # %% [markdown]
 # ## 7 Exercise: Adam

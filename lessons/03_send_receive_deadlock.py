@@ -132,19 +132,9 @@ synchronous.judge(sum(waits for waits, _ in answers.values()))
 buffered.judge(sum(waits for _, waits in answers.values()))
 
 # %% [markdown]
-# `send_then_receive` is the dangerous one: it runs as long as the message fits into a buffer. When
-# the limit is below the length of the message, the same program hangs. (Try one more: is it enough that
-# rank 0 alone receives first?)
-
-# %%
-for eager_bytes in (0, 23, 24, 1000):
-    hanging = hangs(send_then_receive, eager_bytes=eager_bytes)
-    print(f"messages of 24 B, buffered up to {eager_bytes} B: {'hangs' if hanging else 'runs'}")
-
-# %% [markdown]
-# The programs that run agree with each other, and differ in time. When all ranks send at once the
-# exchange takes the time of one message; in two rounds it takes that of two. (When rank 0 alone receives
-# first, the program does not hang either, but the messages follow one another round the whole circle.)
+# The programs that run with both agree with each other, and differ in time. When all ranks send at once
+# the exchange takes the time of one message; in two rounds it takes that of two. (Is it enough that rank 0
+# alone receives first? Part 6 has the answer.)
 
 # %%
 expected = np.roll(np.arange(4.0), 1)
@@ -152,13 +142,11 @@ for program in (even_odd, both_at_once):
     world = SimWorld(4)
     received = np.array(world.run(program))
     off = np.abs(received - expected).max()
-    print(f"{program.__name__}: max |received - expected| = {off:g}, {world.end_time * 1e6:.4f} µs")
+    print(f"{program.__name__}: max |received - expected| = {off:g}, {world.end_time * 1e6:.2f} µs")
     picture("space-time", world, "part 5 of lesson 03", name=program.__name__)
 
 
 # %% [markdown]
-# ## 6 Break it
-#
 # There is a fifth way. `isend` and `irecv` take the same arguments as `send` and `recv`, start the
 # operation, and return a *request* at once. `request.wait()` returns when the operation has ended. A rank
 # that starts both before it waits for either is in no circle. But until `wait` returns, the buffer belongs
@@ -187,12 +175,29 @@ with expect(BufferReuseError):
 
 
 # %% [markdown]
+# ## 6 Break it
+#
+# `send_then_receive` is the dangerous one: it runs as long as the message fits into a buffer. When
+# the limit is below the length of the message, the same program hangs, without a changed line:
+
+# %%
+for eager_bytes in (0, 23, 24, 1000):
+    hanging = hangs(send_then_receive, eager_bytes=eager_bytes)
+    print(f"messages of 24 B, buffered up to {eager_bytes} B: {'hangs' if hanging else 'runs'}")
+
+# %% [markdown]
+# To let rank 0 alone receive first is enough: there is no circle any more. On this clock that takes two
+# message times, too, because bytes leave when `send` is called. Where they leave only when the receiver is
+# ready, the messages go round the circle one after another.
+
+
+# %% [markdown]
 # ## 7 Exercise: fix the ring exchange, three ways
 #
 # Each function sends `outgoing` to the right neighbour and returns what came from the left one, for
 # any number of ranks (one rank is its own neighbour). The first may use `send` and `recv` only, the
-# second `sendrecv` only, the third `isend`, `irecv` and `wait` only. On the virtual clock the first takes
-# two message times for any even or odd number of ranks, and the other two take one.
+# second `sendrecv` only, the third `isend`, `irecv` and `wait` only. On this clock the first takes
+# two message times, and the other two take one.
 #
 # Judged: what every rank returns; the methods that are used; time (par).
 
@@ -234,8 +239,8 @@ for name in ("by_order", "by_sendrecv", "by_requests"):
 # - A program that runs with **every send synchronous** does not depend on buffers. Test it that way;
 #   minidist's simulated world does by default.
 # - A deadlock is a **circle** of ranks that wait for each other. Break it with an order, with
-#   `sendrecv`, or with `isend`, `irecv` and `wait`. When all ranks send at once the exchange takes
-#   the time of one message; with an order it takes that of two.
+#   `sendrecv`, or with `isend`, `irecv` and `wait`. On this clock an exchange
+#   takes the time of one message when all ranks send at once, and with an order that of two.
 
 # %% [markdown]
 # The job so far:
@@ -262,7 +267,7 @@ story("03")
 #
 # | here | elsewhere |
 # |---|---|
-# | `send` that waits | MPI `Ssend`; NCCL's sends wait for the receiver |
+# | `send` that waits | MPI `Ssend`; in NCCL a send may wait or return earlier; do not rely on either |
 # | buffered up to `eager_bytes` | Open MPI `btl_sm_eager_limit`, `btl_tcp_eager_limit`; MPICH `MPIR_CVAR_CH4_OFI_EAGER_THRESHOLD` |
 # | `isend`, `irecv`, `wait` | MPI `Isend`, `Irecv`, `Wait`; PyTorch `dist.isend`, `dist.irecv`, `work.wait()` |
 # | `sendrecv` | MPI `Sendrecv`; PyTorch `dist.batch_isend_irecv`; NCCL `ncclGroupStart` ... `ncclGroupEnd` |

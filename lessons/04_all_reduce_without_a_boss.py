@@ -49,7 +49,8 @@ guess = {
 # *all-gather* gives all chunks to all ranks. With a root, n - 1 whole arrays go into one rank and
 # n - 1 come out of it. The ring saves bytes: less than two arrays leave each rank, however many ranks
 # there are. It costs 2 (n-1) steps one after the other, and each takes the *latency* of a message, the
-# time that even an empty one needs. For a part of it, the *overhead*, a rank is busy with the message.
+# time that even an empty one needs. During the first part of it, the *overhead*, the sender is busy and
+# can start no other message.
 #
 # Four ranks have 12 numbers each, so a chunk has 3 numbers (24 B). In the first three steps sums are
 # formed, and in three more they are distributed. In every step each rank sends to the right and
@@ -118,6 +119,7 @@ def digits(comm, steps=3):
 
 
 print("complete chunks:", *SimWorld(4).run(digits))
+print("rank 0 adds its part of the chunks", *((3 - 1 - step) % 4 for step in range(3)))
 
 # %% [markdown]
 # In the second half, the all-gather, each rank begins with the chunk that it has completed, sends on what
@@ -221,8 +223,8 @@ print("and not:    ", right[0])
 
 # %% [markdown]
 # A 0 shows which rank is missing in a sum (444 is 0444). And each sum is in the place of another chunk, because rank r
-# has, one step before the end, chunk r + 1. What is missing after two steps too few? Change the 2, and
-# run the cell again.
+# has, one step before the end, chunk r + 1. After two steps too few, two ranks are missing in
+# each sum, and each sum is two places off: change the 2, and run the cell again.
 
 
 # %% [markdown]
@@ -262,8 +264,7 @@ check("04.ring_all_reduce", solution("04.ring_all_reduce"))
 #
 # - All-reduce = reduce-scatter + all-gather. Round a ring each is n-1 steps with one chunk.
 # - Each rank sends **2 (n-1)/n S** bytes for an array of S bytes: less than 2 S for any number of ranks.
-#   With no algorithm does the busiest rank send less, unless the network itself adds (Patarasuk and Yuan,
-#   2009). It takes **2 (n-1)** latencies, one after the other.
+#   No algorithm lets the busiest rank send less, unless the network itself adds (Patarasuk and Yuan, 2009). It takes **2 (n-1)** latencies, one after the other.
 
 # %% [markdown]
 # The job so far:

@@ -37,12 +37,12 @@ loaders_guess = predict("loaders until no later step waits", example=4)
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Make the next batch while this one trains.** It saves the time that a step waits for its batch. It
-# costs memory and cores. The batches must be the same, and in the same order, as if the rank had made
-# them itself.
+# **Make the next batch while this one trains.** The price is memory and cores. The batches must be the same,
+# and in the same order, as if the rank had made them itself.
 #
 # The pictures show eight steps without a loader and with one. Rank 1 is the loader, and sends each
-# batch as soon as it is made. Grey is making a batch, blue and green are the step, and red is the time
+# batch as soon as it is made, however far ahead it is (part 4 limits that); at the end `waitall` waits for all
+# of its requests. Grey is making a batch, blue and green are the step, and red is the time
 # for which rank 0 waits for a batch.
 
 # %%
@@ -130,33 +130,11 @@ for depth in (1, 2):
 # needed. A larger one lets the training go on when a batch takes longer than the others.
 #
 # In data parallelism (lesson 06) a late batch costs more, because the gradients are summed in every
-# step. Here ranks 0 and 1 train, ranks 2 and 3 are their loaders, and the second loader needs 90 ms:
-
-
-# %%
-def two_trainers(comm, steps=20):
-    batch, sends = np.zeros(2), []
-    for _ in range(steps):
-        if comm.rank >= 2:
-            comm.compute(seconds=(0.05, 0.09)[comm.rank - 2], name="make a batch")
-            sends.append(comm.isend(batch.copy(), comm.rank - 2))
-        else:
-            comm.recv(batch, comm.rank + 2)
-            comm.compute(seconds=STEP / 1000, name="forward and backward")
-            comm.sendrecv(batch, 1 - comm.rank, np.empty(2), 1 - comm.rank)  # stands for the sum
-    comm.waitall(sends)
-    return comm.time() / steps
-
-
-print("ms per step:", *(f"{1000 * t:.0f}" for t in SimWorld(4).run(two_trainers)[:2]))
-
-# %% [markdown]
-# Both trainers run at the speed of the slower loader: 90 ms, and a twentieth of the 30 ms with which the
-# last of 20 steps ends.
+# step: all ranks wait for the latest batch of all.
 #
-# A loader of a job is a thread or a process (`--loader-workers`). `sampler` makes batches of 8 texts of
-# 64 bytes. A `PrefetchingSampler` does the same in a thread that runs ahead. Here are the batches of six
-# steps, with and without it:
+# `sampler` makes batches of 8 texts of 64 bytes. A `PrefetchingSampler` does the same in a thread that runs
+# ahead. (Threads of Python share one interpreter, so a loader that computes in Python itself should be a
+# process.) Here are the batches of six steps, with and without it:
 
 # %%
 sampler = open_sampler("pydoc", False, 8, 64, 0)
@@ -175,7 +153,8 @@ assert off == 0
 # ## 6 Break it
 #
 # The rank takes the batch that comes first, from whichever loader it is. No step waits for a slow
-# loader any more, which looks like an improvement. Two loaders are equally fast; then the first one
+# loader any more (`recv` from `ANY` takes the message that arrives first), which looks like an improvement. A
+# step moves one weight w a tenth of the way to the number in the batch. Two loaders are equally fast; then the first one
 # is three times as slow, as on a machine that does something else for a while:
 
 
@@ -200,11 +179,14 @@ def first_come(comm, seconds, batches=6):
 orders = {}
 for name, seconds in (("equally fast", [0, 0.05, 0.05]), ("one is late", [0, 0.15, 0.05])):
     orders[name] = SimWorld(3).run(first_come, seconds)[0]
-    print(f"loaders {name}: trained on the batches {orders[name]}")
+    w = 0.0
+    for number in orders[name]:
+        w += 0.1 * (number - w)
+    print(f"loaders {name}: trained on the batches {orders[name]}, w ends at {w:.3f}")
 assert orders["equally fast"] == [0, 1, 2, 3, 4, 5] != orders["one is late"]
 
 # %% [markdown]
-# Each batch is used once, so a loss curve shows nothing. But the weights depend on how fast the
+# Each batch is used once, so a loss curve shows nothing. But the weight depends on how fast the
 # machines were: no run can be repeated, and a bug that appears once cannot be found again.
 
 # %% [markdown]

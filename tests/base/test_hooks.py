@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -45,6 +46,7 @@ def test_a_collective_runs_without_what_is_added_to_the_core():
 
 def test_more_algorithms_and_schedules_are_imported_once_when_a_name_is_not_there(monkeypatch):
     """The folder of schedules imports its files itself, before `import_modules` does."""
+    import_module("minidist.pipeline.schedules")
     found = []
     monkeypatch.setattr(additions, "_LOADED", set())
     monkeypatch.setattr(extras, "import_modules", lambda package, *_, **__: found.append(package))

@@ -107,18 +107,22 @@ def on_a_busy_machine(seed, true, spread):
     return seconds
 
 
-@each("spread", [0.05, 0.2])
-def test_on_a_busy_machine_the_choice_is_within_a_tenth_of_the_best(spread, monkeypatch):
-    """At every size; the true times are known here, where the clock is not real."""
+@each(("spread", "allowed"), [(0.05, 0), (0.2, 3)])
+def test_on_a_busy_machine_the_choice_is_within_a_tenth_of_the_best(spread, allowed, monkeypatch):
+    """The true times are known here, where the clock is not real. Of 98 choices 3 may be a bit off where calls vary."""
     monkeypatch.setattr(tuning, "BUDGET", inf)
-    for seed in range(1, 5):  # where calls spread by a fifth, one choice in a hundred is further off
+    further = []
+    for seed in range(14):
         times = np.random.default_rng(seed).uniform(1.0, 3.0, (len(NAMES), len(SIZES)))
         true = {name: dict(zip(SIZES, row, strict=True)) for name, row in zip(NAMES, times, strict=True)}
         monkeypatch.setattr(tuning, "_seconds", on_a_busy_machine(seed, true, spread))
         measured = SimWorld(1).run(tuning._measure, "all_reduce", candidates("all_reduce"))[0]
         for nbytes, best in zip(SIZES, times.min(axis=0), strict=True):
             chosen = MeasuredTimes(NAMES, measured).fastest(nbytes)
-            assert true[chosen][nbytes] <= 1.10 * best, (seed, nbytes, chosen)
+            assert true[chosen][nbytes] <= 1.25 * best, (seed, nbytes, chosen)
+            if true[chosen][nbytes] > 1.10 * best:
+                further.append((seed, nbytes, chosen))
+    assert len(further) <= allowed, further
 
 
 def test_equal_algorithms_do_not_take_turns(monkeypatch):

@@ -251,7 +251,7 @@ def _label(metric: str) -> str:
 
 def _number(metric: str, value: float) -> str:
     if metric == "time":
-        return f"{value * 1e6:.6g} µs"
+        return f"{value:.6g} s" if value >= 1 else f"{value * 1e6:.6g} µs"
     return f"{value:.0f}" if metric == "messages" else f"{value:,.0f} B"
 
 
