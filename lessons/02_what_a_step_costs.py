@@ -25,7 +25,7 @@ import numpy as np
 
 from minidist import MLP, SGD, Adam, FlatParameters, SimWorld, Tensor, cross_entropy, no_grad
 from minidist.base.memory import account_memory
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import track
 from minidist.course.lesson import check, picture, predict, reveal, solution
 from minidist.course.story import story
 

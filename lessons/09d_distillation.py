@@ -22,6 +22,16 @@
 # 16 words from which the softmax makes probabilities. A sample has 16 tokens; a logit takes 4 B. How many
 # bytes does the teacher send in three steps?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# Count the logits of a token, of a sample, of a step.
+
+# %%
+from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
+
+sent_guess = predict("bytes that the teacher sends in three steps", example=1_000, unit="B")
+
 # %%
 import tempfile
 
@@ -29,19 +39,10 @@ import numpy as np
 
 from minidist import SimWorld, Tensor, load_dataset, no_grad
 from minidist.commands.generation import load_model
-from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
 from minidist.data.datasets import hold_out
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train as train_job
 from minidist.techniques.distillation.loss import distillation_loss
-
-# %% [markdown]
-# ## 2 Predict
-#
-# Count the logits of a token, of a sample, of a step.
-
-# %%
-sent_guess = predict("bytes that the teacher sends in three steps", example=1_000, unit="B")
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -58,15 +59,15 @@ sent_guess = predict("bytes that the teacher sends in three steps", example=1_00
 # %%
 saved = tempfile.TemporaryDirectory()
 TEXT = {"context": 16, "evaluate_every": 1000}
-teacher = small_job(**TEXT, layers=2, width=32, micro_batch=8, steps=150, lr=0.01, save=saved.name)
-run = SimWorld(1).run(train_job, teacher)[0].losses
+large = small_job(**TEXT, layers=2, width=32, micro_batch=8, steps=150, lr=0.01, save=saved.name)
+run = SimWorld(1).run(train_job, large)[0].losses
 print(f"the teacher's loss: {run[0]:.2f} at first, {run[-1]:.2f} after {len(run)} steps")
 
 # %% [markdown]
 # The job of the case: ranks 0 to 2 train a student, and rank 3 has the teacher. In the picture, bytes by who
 # sends and who receives, the teacher only sends logits. The three students sum their gradients, and each sends
-# most of it to the next one. Rank 0 also sends them the first weights, and to the teacher 8 B: how many
-# steps are done.
+# most of it to the next one. Rank 0 also sends each of the other two the first weights (15.3 kB), and the teacher
+# 8 B: how many steps are done.
 
 # %%
 three = {"context": 16, "micro_batch": 2, "distill_from": saved.name, "dp": 3, "steps": 3}
@@ -80,7 +81,8 @@ picture("bytes-matrix", world, "part 3 of lesson 09d", title="three students, on
 # With z the student's logits and t the teacher's, the student has the probabilities q = softmax(z / T),
 # and the teacher p = softmax(t / T). The *temperature* T makes probabilities more equal, so that the
 # small ones count. The loss is (1 - a) times the cross-entropy plus a T² KL(p || q), where KL(p || q) =
-# sum of p log(p / q), and its gradient is (1 - a) (softmax(z) - onehot) + a T (q - p):
+# sum of p log(p / q), and its gradient is (1 - a) (softmax(z) - onehot) + a T (q - p)
+# ([loss.py](../minidist/techniques/distillation/loss.py) is the library's version):
 
 
 # %%
@@ -98,10 +100,6 @@ node = distillation_loss(logits, np.array([label]), teacher[None], T, a, divisor
 node.backward()
 print(f"the toy's loss {loss:.4f}, the library's {node.item():.4f}")
 print(f"max |gradient - the library's| = {np.abs(gradient - logits.grad[0]).max():.0e}")
-
-# %% [markdown]
-# The library's version ([loss.py](../minidist/techniques/distillation/loss.py)) also takes rows that do not
-# count, and classes that the teacher excludes.
 
 # %% [markdown]
 # ## 5 Check
@@ -131,13 +129,13 @@ def above_entropy(**settings):
 
 
 # %% [markdown]
-# Three kinds of students. `distill_weight` is the a of part 4, and at temperature 1 the teacher's probabilities count
-# as they are:
+# Three kinds of students. `temperature` and `distill_weight` are the T and the a of part 4. The first two make 80
+# steps, the third 150:
 
 # %%
 few, many = {"micro_batch": 2, "steps": 80}, {"micro_batch": 8, "steps": 150}
 alone = above_entropy(**few)
-taught = above_entropy(**few, distill_from=saved.name, temperature=1.0, distill_weight=0.9)
+taught = above_entropy(**few, distill_from=saved.name, temperature=2.0, distill_weight=0.9)
 longer = above_entropy(**many)
 print(f"160 samples, the text alone     : {alone:.3f} above the entropy")
 print(f"160 samples, with the teacher   : {taught:.3f} above the entropy")
@@ -156,7 +154,6 @@ assert longer < taught < alone / 2
 # %%
 everywhere = SimWorld(3).run(train_job, small_job(**three))[0].losses
 verdict = SimWorld(4).run(compare_rank, small_job(**three, teacher_ranks=1))[0]
-saved.cleanup()
 sent = world.traces[3].bytes_by_purpose()["teacher"]
 print(f"the bits of one device: {verdict.equal}; of a teacher on each rank: {losses == everywhere}")
 print(f"the teacher sent {sent:,} B: 3 steps of 6 samples of 16 tokens, each with 16 logits of 4 B")
@@ -164,6 +161,7 @@ assert verdict.equal
 assert losses == everywhere
 sent_guess.judge(sent)
 assert sent == 3 * 6 * 16 * 16 * 4
+saved.cleanup()
 
 # %% [markdown]
 # That is 4 V bytes per token for V words, whatever the size of the teacher. With the 50,257 words of
@@ -172,12 +170,13 @@ assert sent == 3 * 6 * 16 * 16 * 4
 # %% [markdown]
 # ## 6 Break it
 #
-# A temperature for the teacher alone. The student is trained towards other probabilities than the
-# teacher's: even with the teacher's logits the second part of its gradient, a T (q - p), is not zero.
+# A temperature for the teacher alone. The student is trained towards other probabilities than the teacher's. With
+# a temperature of t for the student the second part of its gradient is a T²/t (q - p), and even with the teacher's
+# logits it is not zero.
 
 # %%
 for own, name in ((T, "both at temperature 2"), (1.0, "the student at temperature 1")):
-    off = a * T * np.abs(softmax(teacher / own) - softmax(teacher / T)).max()
+    off = a * T**2 / own * np.abs(softmax(teacher / own) - softmax(teacher / T)).max()
     print(f"{name}: largest gradient at the teacher's logits {off:.2f}")
     assert (off == 0) == (own == T)
 
@@ -188,15 +187,16 @@ for own, name in ((T, "both at temperature 2"), (1.0, "the student at temperatur
 
 # %%
 of_labels = np.linalg.norm((1 - a) * (hard - np.eye(3)[label]))
-for high in (1.0, 2.0, 8.0):
+for high in (1.0, 8.0, 16.0, 32.0):
     away = softmax(z / high) - softmax(teacher / high)  # q - p
     right, wrong = (np.linalg.norm(a * factor * away) for factor in (high, 1 / high))
-    parts = f"labels {of_labels:.3f}, teacher {right:.3f}, without T² {wrong:.3f}"
-    print(f"temperature {high:g}: {parts}")
+    parts = f"labels {of_labels:.3f}, teacher {right:.3f}, without T² {wrong:.4f}"
+    print(f"temperature {high:2g}: {parts}")
 assert wrong < right / 50
 
 # %% [markdown]
-# Without T² the student learns at temperature 8 from the labels almost alone, and no error says so.
+# At high temperatures twice the temperature leaves a quarter of it, so without T² the student learns from the labels
+# almost alone, and no error says so.
 
 # %% [markdown]
 # ## 7 Exercise: teachers and students
@@ -239,7 +239,7 @@ check("09d.distil", solution("09d.distil"))
 #
 # | here | elsewhere |
 # |---|---|
-# | `--distill-from`, `--temperature`, `--distill-weight` | Hugging Face's `DistillationTrainer` examples: `alpha`, `temperature`; TRL `GKDTrainer` |
+# | `--distill-from`, `--temperature`, `--distill-weight` | Hinton et al. 2015; TRL `GKDTrainer` (on texts that the student writes) |
 #
 # Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb). All lessons are in the
 # [index](README.md).

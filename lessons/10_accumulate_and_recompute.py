@@ -39,12 +39,22 @@ segments_guess = predict("segments with the lowest peak", example=16)
 arithmetic = predict("arithmetic of a step, over that without recomputation", example=1.5)
 
 # %%
+from contextlib import nullcontext
 from copy import deepcopy
 from itertools import pairwise
 
 import numpy as np
 
-from minidist import MLP, FlatParameters, Module, SimWorld, Tensor, cross_entropy
+from minidist import (
+    MLP,
+    DistributedDataParallel,
+    FlatParameters,
+    FlopCounter,
+    Module,
+    SimWorld,
+    Tensor,
+    cross_entropy,
+)
 from minidist.base.coordinates import batch_coordinates
 from minidist.course.story import story
 from minidist.nn import Dropout, checkpoint
@@ -53,6 +63,7 @@ LAYERS, WIDTH, ROWS = 16, 64, 512
 UNIT = 8 * ROWS * WIDTH  # bytes of one layer's output, for all rows
 MOST = 7_500_000  # bytes at the upper end of each picture
 rng = np.random.default_rng(0)
+# The batch: the inputs of all rows, and the number of each one's right output.
 rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 
 # %% [markdown]
@@ -106,8 +117,8 @@ def step(comm, segments=None, micro_batches=1, p=0.0):
 
 
 # %% [markdown]
-# The memory of one step: without changes, in four micro-batches, and in two segments, at one scale. Look at
-# the light blue, the activations. Without changes they rise once, to 17 arrays. With four micro-batches they
+# The memory of one step: without changes, in four micro-batches, and in two segments, at one scale. (The hill at the
+# left is the model while it is built.) Look at the light blue, the activations. Without changes they rise once, to 17 arrays. With four micro-batches they
 # rise four times, a quarter as high. With two segments forward keeps almost nothing, and backward rises twice, once
 # for each segment that runs again:
 
@@ -162,8 +173,8 @@ print("two segments have the gradients of one, bit for bit:", same)
 assert same
 
 # %% [markdown]
-# Accumulation needs no code at all: gradients are *added* (lesson 00b). It needs the right divisor:
-# the rows of the whole batch, not of the micro-batch.
+# Accumulation needs no code at all: backward adds to the gradients that are there. It needs the right divisor: the
+# rows of the whole batch, not of the micro-batch.
 
 # %% [markdown]
 # ## 5 Check
@@ -188,8 +199,9 @@ for k in (1, 2, 4, 8, 16):
 segments_guess.judge(min(peaks, key=peaks.get))
 
 # %% [markdown]
-# Of equal segments, the square root of L has the fewest arrays alive, here 4. (Segments of unequal lengths, and
-# segments inside segments, need fewer still: `--recompute budget:BYTES` in part 9.)
+# √L equal segments keep the fewest arrays alive, here 4 (Chen et al. 2016). One segment saves nothing: in backward
+# all 16 outputs are there again, and the segment's own output besides. (Segments of unequal lengths, and segments
+# inside segments, need fewer still: Griewank and Walther 2000, `--recompute budget:BYTES` in part 9.)
 #
 # And with micro-batches:
 
@@ -200,27 +212,18 @@ for m in (2, 4):
     assert abs(peak - (LAYERS + 1) / m) < 0.01
 
 # %% [markdown]
-# The arithmetic, counted by a module that does nothing but note that a layer has run. Forward runs twice instead of
-# once, so a step whose backward has twice the work of a forward is 2 + 2 in place of 1 + 2:
-
+# The arithmetic: `FlopCounter` counts the operations of a step. Forward runs twice instead of once, so a step whose
+# backward has twice the work of a forward is 2 + 2 in place of 1 + 2:
 
 # %%
-class Noting(Module):
-    def forward(self, x):
-        ran.append("layer")
-        return x
-
-
-forwards = {}
-for segments in (1, 4):
-    (model, _), x, ran = network(), Tensor(rows), []
-    model.drop = Noting()
-    for piece in pieces(model, [LAYERS // segments] * segments):
-        x = checkpoint(piece, x) if segments > 1 else piece(x)
-    cross_entropy(x, targets).backward()
-    forwards[segments] = len(ran) / LAYERS
-print(f"forwards: {forwards[1]:g} without recomputation, {forwards[4]:g} with four segments")
-arithmetic.judge((forwards[4] + 2) / (forwards[1] + 2), within=0.05)
+flops = {}
+for segments in (None, [4] * 4):
+    world = SimWorld(1)
+    with FlopCounter() as counter:
+        world.run(step, segments=segments)
+    flops[segments is not None] = sum(number for number, _ in counter.totals.values())
+print(f"{flops[False]:,} operations without recomputation, {flops[True]:,} with four segments")
+arithmetic.judge(flops[True] / flops[False], within=0.05)
 
 # %% [markdown]
 # Does it change a number? With dropout, which must fall on the same elements when a segment runs again:
@@ -238,9 +241,27 @@ assert off_parts < 1e-12
 # Recomputation gives the same bits: the same operations in the same order. Accumulation adds in
 # another order, so its last digits differ.
 #
-# With several ranks accumulation saves messages, too: only the last pass sums the gradients over the ranks
-# (`no_sync()` in the passes before it).
-#
+# With several ranks accumulation saves messages, too: the passes before the last one stand in `no_sync()`, which adds
+# up and sends nothing, and only the last one sums the gradients over the ranks:
+
+
+# %%
+def four_passes(comm, wait):
+    parallel = DistributedDataParallel(MLP([WIDTH] * 3), comm, reduction="sum")
+    mine = np.array_split(np.arange(ROWS), comm.size)[comm.rank]
+    for number, part in enumerate(np.array_split(mine, 4)):
+        with parallel.no_sync() if wait and number < 3 else nullcontext():
+            outputs = parallel(Tensor(rows[part].astype(np.float32)))
+            cross_entropy(outputs, targets[part], divisor=ROWS).backward()
+
+
+for wait in (False, True):
+    world = SimWorld(2)
+    world.run(four_passes, wait)
+    sent = world.traces[0].bytes_by_purpose()["gradient_reduce"]
+    print(f"{'with' if wait else 'without'} no_sync a rank sends {sent:,} B")
+
+# %% [markdown]
 # To the optimizer four passes are one batch of four times the size. Lesson 10b asks how large a batch should
 # be, and with which learning rate.
 
@@ -335,13 +356,12 @@ check("10.recompute", solution("10.recompute"))
 # - **m micro-batches: 1/m of the activations**, the same sum of gradients, if each divides by the
 #   rows of the whole batch.
 # - **k equal segments: k + L/k + 1 arrays instead of L + 1, fewest at k = √L**, for one more forward (4/3 of
-#   the arithmetic). The replay must see the same parameters, the same random draws and the same
-#   collectives.
+#   the arithmetic). The replay must see the same parameters and the same random draws.
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row. With 6.7 billion parameters that is 121 GB:
+# added up in float32 (4 B) and 12 B for Adam in every row. (It has 6.7 billion, to be exact: 121 GB of states.)
 
 # %%
 story("10")

@@ -26,14 +26,6 @@
 # part 1 / (1 + N/B) of the progress of a step along the true gradient. With N = 10, how many times as
 # many samples does the same progress take with a batch of 256 as with one of 4?
 
-# %%
-import numpy as np
-
-from minidist import SimWorld
-from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
-from minidist.job.train.trainer import train
-from minidist.job.train.update import NonFiniteError
-
 # %% [markdown]
 # ## 2 Predict
 #
@@ -41,18 +33,27 @@ from minidist.job.train.update import NonFiniteError
 # B (1 + N/B), for both batches; a tenth off is good enough.
 
 # %%
+from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
+
 batch_guess = predict("batch at which noise and gradient are equally long", example=16)
 samples_guess = predict("by the formula, times as many samples with a batch of 256", example=64)
+
+# %%
+import numpy as np
+
+from minidist import SimWorld
+from minidist.job.train.trainer import train
+from minidist.job.train.update import NonFiniteError
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **A batch is as large as its gradient is noisy.** It saves samples, where the batch is larger than
-# the noise asks for, and steps, where it is smaller. Knowing the noise costs one number per step.
+# **A batch is as large as its gradient is noisy.** Measuring the noise saves samples where the batch is larger than
+# the noise asks for, and steps where it is smaller. It costs one number per step.
 #
-# The same small GPT (`small_job` returns the settings of its training) with 4 samples per step and a learning rate of 0.2, and with 64 samples and three times
-# the rate. Every point is the mean loss of 64 samples: of sixteen steps, or of one. From the same samples the
-# batch of 4 learns much more:
+# The same small GPT trains with 4 samples per step and a learning rate of 0.2, and with 64 samples and three times
+# the rate (`small_job` returns the settings of a training). Every point is the mean loss of 64 samples: of sixteen
+# steps, or of one. From the same samples the batch of 4 learns much more:
 
 
 # %%
@@ -118,34 +119,36 @@ samples_guess.judge(samples[256], within=0.1)
 # more samples per step are mostly wasted.
 #
 # Does a training agree? Three batches, each with the rate of its row (0.2 for a batch of 4), until the mean
-# loss of the last 64 samples is 1.8 (with a batch of 256, of the last step). That these rates are the best is
-# theory, and not tested here:
+# loss of the last 256 samples is 1.8. That these rates are the best is theory, and not tested here:
 
 # %%
 taken = {}
 for batch, steps in ((4, 300), (64, 80), (256, 80)):
-    mean_of = max(1, 64 // batch)
+    mean_of = max(1, 256 // batch)
     run = losses(batch, 0.2 * rate[batch], steps)
     curve = np.convolve(run, np.ones(mean_of) / mean_of, "valid")
-    taken[batch] = batch * (int(np.argmax(curve < 1.8)) + mean_of)
+    steps = int(np.argmax(curve < 1.8)) + mean_of
+    taken[batch] = batch * steps
     print(
-        f"batch {batch:3}: {taken[batch]:6,} samples, {taken[batch] / taken[4]:4.1f} times those "
-        f"of 4; by the formula {samples[batch]:4.1f}"
+        f"batch {batch:3}: {steps:3} steps, {taken[batch]:6,} samples, "
+        f"{taken[batch] / taken[4]:4.1f} times those of 4; by the formula {samples[batch]:4.1f}"
     )
     assert curve.min() < 1.8
 assert 0.5 < taken[64] / taken[4] / samples[64] < 2
 assert 0.5 < taken[256] / taken[4] / samples[256] < 2
 
 # %% [markdown]
-# The formula is about one step, from weights at which N is 10; over a run N changes, so the agreement is
-# rough. `--adaptive-batch` in part 9 therefore lets the batch follow the measured N
-# ([batch_plan.py](../minidist/data/batch_plan.py)).
+# The formula is about one step, from weights at which N is 10; over a run N changes, so the agreement is rough. Beyond
+# N a larger batch no longer saves steps here. `--adaptive-batch` in part 9 therefore lets the batch follow the measured
+# N ([batch_plan.py](../minidist/data/batch_plan.py)). The rule for the rate is that of SGD; with Adam the best rate
+# grows about like the square root of the batch (`--lr-scaling sqrt:5`, with 5 steps of warm-up).
 
 # %% [markdown]
 # ## 6 Break it
 #
-# Scale the rate with the batch above the noise scale, too: 64 samples in place of 4, so sixteen times the
-# rate, where the table says 3. And then the same rate with a batch of 256, whose gradient has hardly any noise:
+# Scale the rate with the batch above the noise scale, too: 64 samples in place of 4, so sixteen times the rate, where
+# the table says 3. Such a rate meets a second limit, the curvature of the loss. A batch of 256, whose gradient has
+# hardly any noise, shows that noise is not the reason:
 
 # %%
 for batch in (64, 256):
@@ -153,8 +156,8 @@ for batch in (64, 256):
         losses(batch, 16 * 0.2)
 
 # %% [markdown]
-# A rate of 3.2 is above what any batch allows: without noise, too, the steps are too long for the curvature of
-# the loss. So the rate may grow with the batch up to a limit only.
+# A rate of 3.2 is above what any batch allows: the steps are too long for the curvature. So the rate may grow with the
+# batch up to a limit only.
 #
 # A quieter mistake is in the measuring. Each step gives an estimate of |G|^2 and one of tr(Sigma), and both
 # are right on average. The mean of their quotients is not N. Two hundred steps of four ranks with 4 rows
@@ -201,7 +204,7 @@ check("10b.gradient_and_noise", solution("10b.gradient_and_noise"))
 # ## 8 Takeaway
 #
 # - mean |g|^2 = |G|^2 + tr(Sigma)/B: two batch sizes give both, and **N = tr(Sigma)/|G|^2** is the batch
-#   up to which a larger one pays.
+#   around which a larger one stops paying.
 # - The same progress takes **1 + N/B** steps and **B + N** samples (each times a constant). At B = N both
 #   are twice what they are at best.
 

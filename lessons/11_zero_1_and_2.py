@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 11 ZeRO 1 and 2
 #
-# *35 minutes. Before it: 02, 04 and 06.*
+# *35 minutes. Before it: 02, 04, 06, 09 and 10.*
 #
 # ## 1 The case
 #
@@ -22,17 +22,24 @@
 # Now four ranks and a small network in float32. How large is a rank's optimizer state, compared
 # with data parallelism? And a gather of the parameters has been added: how many bytes does a rank
 # send in a step, compared?
+#
+# In stage 2 a rank also keeps the summed gradient of its part only. So no rank has a whole gradient in which
+# micro-batches (lesson 10) could be added up, and every one of them is summed over the ranks at once. With four
+# micro-batches, how many times the bytes of stage 1 does a rank send in a step?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# 1 means: as much as in data parallelism. Think of what an all-reduce consists of (lesson 04).
+# For the first two, 1 means: as much as in data parallelism. Think of what an all-reduce consists of (lesson 04).
 
 # %%
 from minidist.course.lesson import check, predict, reveal, solution
 
 state_guess = predict("optimizer state of a rank, over data parallelism's", example=1.0)
 bytes_guess = predict("bytes that a rank sends, over data parallelism's", example=1.5)
+stage_2_guess = predict(
+    "bytes of stage 2 with four micro-batches, over those of stage 1", example=4
+)
 
 # %%
 import numpy as np
@@ -60,9 +67,8 @@ from minidist.report.zero_bars import zero_bars
 #
 # ZeRO lets **each rank keep the state, and make the step, of 1/n of the parameters**, and then
 # gathers the new parameters on every rank. 12 of 16 bytes per parameter become 12/n (stage 1);
-# stage 2 divides the gradient too. Stage 1 costs **nothing but padding**, as an all-reduce is a
-# reduce-scatter and an all-gather anyway; **stage 2 costs a reduction of every micro-batch**, as no
-# rank keeps a whole gradient in which micro-batches (lesson 10) could be added up.
+# stage 2 divides the gradient too (Rajbhandari et al. 2020). Stage 1 sends **nothing more but padding**, as an
+# all-reduce is a reduce-scatter and an all-gather anyway; **stage 2 costs a reduction of every micro-batch**.
 #
 # What one rank of 8 holds of the 7.5 billion parameters. Stage 3 is lesson 12.
 
@@ -104,6 +110,7 @@ def toy_zero(comm, weights, gradients, lr=0.1):
     own = np.split(np.concatenate([weights, padding]), comm.size)[comm.rank]
     momentum = np.zeros_like(own)  # 1/n of the optimizer's state
     for gradient in gradients[comm.rank]:
+        # The sum over the ranks of this part, a step of this part, and all parts.
         momentum = 0.9 * momentum + reduce_scatter(comm, np.concatenate([gradient, padding]))
         own -= lr * momentum
         whole = all_gather(comm, own)
@@ -124,8 +131,8 @@ print(f"each rank with a quarter of the momentum: max |toy - single| = {off:.0e}
 assert off < 1e-12
 
 # %% [markdown]
-# The library cuts the flat parameters into n equal shards, with no regard to where a parameter ends, and the
-# gradients travel in buckets to the owners of their elements
+# The library cuts the flat parameters into n equal shards, with no regard to where a parameter ends. The gradients
+# travel in *buckets*, each of a given number of elements, as soon as backward has computed them
 # ([zero.py](../minidist/core/parallel/zero.py)). It pads to a multiple of 1,024 n: the norm of a gradient is
 # summed in blocks of 1,024 numbers, and so each block is whole on one rank.
 
@@ -133,7 +140,7 @@ assert off < 1e-12
 # ## 5 Check
 #
 # A network on several ranks. Stage 0 is plain data parallelism; in stages 1 and 2 the optimizer has a
-# shard:
+# shard. `algorithm="ordered"` adds in the order of the ranks, so that the stages can be compared bit for bit:
 
 # %%
 from minidist import DistributedDataParallel
@@ -149,8 +156,7 @@ def prepared(comm, model, stage):
         flat = FlatParameters(model.parameters())
         forward = DistributedDataParallel(model, comm, flat=flat, **options)
         return flat, forward, Adam(flat, lr=1e-2), flat.zero_grad
-    options |= {"stage": stage, "reduce_bucket_size": 30_000}
-    optimizer = ZeroOptimizer(model, Adam, lr=1e-2, comm=comm, **options)
+    optimizer = ZeroOptimizer(model, Adam, lr=1e-2, comm=comm, stage=stage, **options)
     return optimizer.flat, model, optimizer, optimizer.zero_grad
 
 
@@ -194,7 +200,8 @@ state_guess.judge(held[1]["optimizer"] / held[0]["optimizer"], within=0.05)
 bytes_guess.judge(sum(sent[1].values()) / sum(sent[0].values()), within=0.05)
 
 # %% [markdown]
-# The reduce-scatter and the gather each send half of what the all-reduce sends. Why not exactly 1/4 and 1?
+# The reduce-scatter and the gather each send half of what the all-reduce sends. Stage 1 holds a whole gradient and the
+# sum of its shard; stage 2 frees a bucket as soon as it has been sent. Why are the first two not exactly 1/4 and 1?
 # Here the padding is 1 % (in a large model it is nothing). With Ψ padded parameters of 4 B:
 
 # %%
@@ -208,9 +215,6 @@ assert held[1]["optimizer"] == held[2]["optimizer"] == state
 assert sum(sent[1].values()) == sum(sent[2].values()) == traffic
 
 # %% [markdown]
-# Stage 1 holds a whole gradient and the sum of its shard. Stage 2 frees a bucket as soon as it has
-# been sent.
-#
 # Is it the same training? On one device with all rows, and against data parallelism, for numbers of ranks that
 # do not divide the rows or the parameters:
 
@@ -257,7 +261,7 @@ for stage in (1, 2):
     purposes = world.traces[0].bytes_by_purpose()
     total[stage] = purposes["gradient_reduce"] + purposes["parameter_gather"]
     print(f"4 micro-batches, stage {stage}: {total[stage]:,} B")
-print(f"stage 2 sends {total[2] / total[1]:g} times as much as stage 1")
+stage_2_guess.judge(total[2] / total[1])
 assert total[2] == 5 * total[1] // 2
 
 # %% [markdown]
@@ -298,6 +302,9 @@ assert norm > 0.11
 assert cosine < 0.99
 
 # %% [markdown]
+# Each of the four shards has the length 0.1, so together they have √4 × 0.1 = 0.2.
+
+# %% [markdown]
 # ## 7 Exercise: a step on a flat partition
 #
 # `weights` and `gradients` are lists of arrays, the same shapes on every rank; the gradients are
@@ -331,14 +338,14 @@ check("11.zero_step", solution("11.zero_step"))
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row. Row 11 is stage 2. It is faster than row 10
-# because it computes no activations again, and slower than row 06 because it reduces each of 64
-# micro-batches:
+# added up in float32 (4 B) and 12 B for Adam in every row. Row 11 is stage 1, which fits, and is faster than row 10
+# because it computes no activations again. Stage 2 would take less memory and more time, because it reduces each of
+# 64 micro-batches (2^20 tokens, by texts of 2,048 on 8 cards):
 
 # %%
 story("11")
-spent("06")
 spent("11")
+spent("11", dp=8, zero=2)
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
@@ -360,7 +367,7 @@ spent("11")
 # | padding of the flat array | PyTorch `FlatParameter`; DeepSpeed aligns its flat buffers too |
 # | `clip_grad_norm_` over shards | PyTorch FSDP `model.clip_grad_norm_`; DeepSpeed `gradient_clipping` |
 #
-# 36.1 GB fit. But every card still has all the weights, and a model whose weights are larger than a card does not
+# 59.7 GB fit. But every card still has all the weights, and a model whose weights are larger than a card does not
 # fit on any number of cards.
 #
 # Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). Side rooms: [11b Trust

@@ -126,8 +126,9 @@ print("the shards of two ranks together are one rank's gradient, twice:", same)
 assert same
 
 # %% [markdown]
-# How does a gather run while a layer computes? With `async_op=True` it is only started, and runs in a stream.
-# `wait()` returns the weights when they have arrived:
+# How does a gather run while a layer computes? With `async_op=True` it is only started. It goes on in a *stream*, a
+# second flow of control of the rank, while the main program computes. `wait()` returns the weights when they have
+# arrived:
 
 
 # %%
@@ -192,7 +193,9 @@ def train(comm, prepare, steps=3, dtype=np.float32, **options):
 # ## 5 Check
 #
 # The second step on rank 0: first with every gather when it is needed, then with one layer gathered
-# ahead. In the second picture the gathers lie below the computing that hides them:
+# ahead. In the second picture the gathers lie below the computing that hides them. Nothing hides three messages: the
+# first gather, the last reduce-scatter, and between forward and backward the gather of the last layer, which has just
+# been dropped (`reshard_after_forward=False` for this layer would keep it):
 
 # %%
 second, peak = {}, {}
@@ -231,8 +234,9 @@ print(", ".join(f"{purpose} {nbytes:,} B" for purpose, nbytes in sent.items()))
 traffic_guess.judge(sum(sent.values()) / 4 / (psi * (RANKS - 1) / RANKS))
 
 # %% [markdown]
-# Memory of three steps, with data parallelism (above) and fully sharded (below), on one scale. The dark band on
-# top is what is whole for a moment, and grey are the arrays in which Adam computes. The states are parameters,
+# Memory of three steps, with data parallelism (above) and fully sharded (below), on one scale; to the right,
+# allocations are counted, not time. The dark band on top ("unsharded") is what is whole for a moment, and grey
+# ("workspace") are the arrays in which Adam computes. The states are parameters,
 # gradients and the optimizer's averages, between two steps:
 
 # %%
@@ -268,14 +272,15 @@ for ranks, prefetch in ((2, 0), (3, 1), (4, 2)):
 
 # %% [markdown]
 # Where memory suffices, `reshard_after_forward=False` keeps a layer whole from forward to backward. It is
-# gathered once, and at the peak all weights are whole; gradients and optimizer state stay divided.
+# gathered once, so a rank sends 2 (n-1)/n Ψ numbers, and at the peak all weights are whole; gradients and optimizer
+# state stay divided.
 
 # %% [markdown]
 # ## 6 Break it
 #
 # Forget to mark the layers as units. Then the whole model is one unit: everything is gathered at once,
-# and at the peak all weights are whole, and all gradients in addition to the rank's quarter. It still trains, so
-# the mistake is easy to miss:
+# and at the peak all weights are whole, and all gradients in addition to the rank's quarter. No gather has a
+# computation that hides it. It still trains, so the mistake is easy to miss:
 
 # %%
 world = SimWorld(RANKS, links=links)
@@ -331,10 +336,10 @@ check("12.prefetch", solution("12.prefetch"))
 # 3.79 s in a step for messages:
 
 # %%
-story("12")
 spent("11", dp=64, zero=1)
 spent("12", dp=64, zero=2)
 spent("12")
+story("12")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
@@ -352,10 +357,10 @@ spent("12")
 #
 # | here | elsewhere |
 # |---|---|
-# | `fully_shard(layer, mesh=comm)` | PyTorch FSDP2 `fully_shard`; FSDP1 `FullyShardedDataParallel(auto_wrap_policy=...)`; DeepSpeed `"stage": 3` |
+# | `fully_shard(layer, mesh=comm)` | ZeRO stage 3 (Rajbhandari et al. 2020), FSDP (Zhao et al. 2023); PyTorch FSDP2 `fully_shard`; FSDP1 `FullyShardedDataParallel(auto_wrap_policy=...)`; DeepSpeed `"stage": 3` |
 # | `reshard_after_forward` | the same in FSDP2; FSDP1 `FULL_SHARD` (True), `SHARD_GRAD_OP` (False) |
 # | `prefetch` | FSDP2 `set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`; FSDP1 `forward_prefetch`, `backward_prefetch`; DeepSpeed `stage3_prefetch_bucket_size` |
-# | `persistence_threshold` | DeepSpeed `stage3_param_persistence_threshold` |
+# | `persistence_threshold`: smaller units stay whole | DeepSpeed `stage3_param_persistence_threshold` |
 # | a mesh (replicate, shard), `--dp-replicate` | FSDP `HYBRID_SHARD`; DeepSpeed `zero_hpz_partition_size` (secondary shards) |
 #
 # Now all weights travel twice and all gradients once in every micro-batch. On slow links that is what limits

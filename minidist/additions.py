@@ -34,6 +34,7 @@ FUNCTIONS = {
     "attention_dropout": "minidist.nn.dropout:AttentionDropout",
     "batch_coordinates": "minidist.base.coordinates",
     "check_call": "minidist.collectives.call_checks",
+    "check_divisible": "minidist.base.errors",
     "check_layout": "minidist.parallel.fitting_dims",
     "check_number": "minidist.base.limits",
     "check_schedule": "minidist.pipeline.schedules.refusals",

@@ -6,6 +6,7 @@ Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 # mypy: implicit_reexport
 # ruff: noqa: F401, F403, F405, F811
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from numpy import (
@@ -51,3 +52,8 @@ def on_device_of(other: Array, value: Array) -> Array:
     if type(value) is type(other):
         return value
     return to_host(value) if type(other) is ndarray else to_device(value)
+
+
+def quiet_overflow() -> AbstractContextManager[object]:
+    """Inside the block an overflow or a NaN is not a warning (NumPy warns once an operation; CuPy never does)."""
+    return np.errstate(over="ignore", invalid="ignore")

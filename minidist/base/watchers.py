@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from contextvars import Token
 from typing import Any, TypeVar
 
-from minidist.core.base.watchers import track as track
-from minidist.core.base.watchers import watchers as watchers
+from minidist.core.base.trace import track as track
+from minidist.core.base.trace import watchers as watchers
 
 
 class Watcher:

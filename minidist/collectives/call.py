@@ -7,7 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.collectives.calls import PARAMETERS
+
+# What an algorithm of each operation is called with, after the call.
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "all_gather": ("shard", "sizes", "out"),
+    "all_reduce": ("array", "op"),
+    "all_to_all": ("array", "send_sizes", "receive_sizes"),
+    "broadcast": ("array", "root"),
+    "gather": ("shard", "sizes", "root"),
+    "reduce": ("array", "root", "op"),
+    "reduce_scatter": ("array", "sizes", "out", "op"),
+    "scatter": ("array", "sizes", "out", "root"),
+}
 
 
 class Call(NamedTuple):

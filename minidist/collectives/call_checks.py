@@ -11,10 +11,10 @@ from zlib import crc32
 
 import numpy as np
 
+from minidist.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
 from minidist.comm.message_checks import MASKED, may_overlap
 from minidist.core.base import arrays as xp
-from minidist.core.base.arrays import add_into, is_half, quiet_overflow
-from minidist.core.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
+from minidist.core.base.arrays import add_into, is_half
 from minidist.core.base.layout import chunk_sizes
 from minidist.core.collectives.calls import UFUNCS
 from minidist.core.comm.communicator import PointToPoint
@@ -226,7 +226,8 @@ def special_sum(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray)
         if out is first:
             add_into(out, second)
         else:
-            with quiet_overflow():  # a sum that is too large becomes infinite, and a loss scaler looks for it
+            # A sum that is too large becomes infinite, and a loss scaler looks for it.
+            with np.errstate(over="ignore", invalid="ignore"):
                 xp.add(first, second, out=out)
         return True
     if out.itemsize <= 4 and op in ("sum", "prod") and out.dtype.kind in "iu":

@@ -26,9 +26,8 @@ from minidist.comm.sim.folded import FoldedWorld, Outcome, Ports
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import current_purpose
+from minidist.core.base.trace import current_purpose, track, watchers
 from minidist.core.base.trace import purpose as sending
-from minidist.core.base.watchers import track, watchers
 from minidist.core.collectives.calls import Algorithm
 from minidist.core.comm.communicator import CollectiveCall, Comm, PointToPoint
 from minidist.core.comm.sim.matching import LinkModel

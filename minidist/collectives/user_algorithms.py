@@ -18,8 +18,9 @@ from typing import Any
 from minidist.base.errors import UsageError, nearest, quoted, reason
 from minidist.base.user_file import load_function
 from minidist.collectives.algorithms import ALGORITHMS
+from minidist.collectives.call import PARAMETERS
 from minidist.comm.has_run import has_run
-from minidist.core.collectives.calls import PARAMETERS, Algorithm, Function
+from minidist.core.collectives.calls import Algorithm, Function
 
 at_registration: list[Callable[[], None]] = []  # forgets what was chosen without the new algorithm
 

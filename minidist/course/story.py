@@ -100,7 +100,7 @@ CHAPTERS = [
     chapter("06", "eight cards, each with its rows", "every card has all states", dp=8),
     chapter("09", "why all rows above are in 16 bits", "the range of float16"),
     chapter("10", "activations are computed again", "the states alone are 121 GB", dp=8, recompute="full"),
-    chapter("11", "ZeRO 2: a part each; no recomputation", "every card has all weights", dp=8, zero=2),
+    chapter("11", "ZeRO 1: a part each; no recomputation", "every card has all weights", dp=8, zero=1),
     chapter("12", "ZeRO 3: parameters gathered by layers", "gathers in every micro-batch", dp=8, zero=3),
     WHOLE,
     large(

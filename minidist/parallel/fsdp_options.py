@@ -19,8 +19,7 @@ from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast
 from minidist.core.base.errors import UsageError, nearest
-from minidist.core.base.trace import purpose
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import purpose, track
 from minidist.core.collectives import all_gather, all_reduce, broadcast
 from minidist.core.comm import Comm, Mesh, check_communicator
 from minidist.core.nn.module import Module

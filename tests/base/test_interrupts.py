@@ -14,7 +14,7 @@ from minidist.base.interrupts import interruptible, interruption
 from minidist.base.memory import MemoryAccount, account_memory
 from minidist.comm import SimWorld
 from minidist.commands import app
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import track
 
 
 class Thing:

@@ -115,7 +115,7 @@ def test_the_seconds_of_a_row_and_of_another_layout(capsys):
     spent("17", dp=4, zero=1, pp=16)
     row, other, stages, large, close = capsys.readouterr().out.splitlines()
     assert row.startswith("row 11: computes ")
-    assert "; 36.1 GB on each of 8 cards" in row
+    assert "; 59.7 GB on each of 8 cards" in row
     computes, waits = (float(number) for number in re.findall(r"([\d.]+) s", row))
     assert computes + waits == pytest.approx(PLANS["11"].time.seconds, abs=0.011)
     assert other.startswith("llama-7b, dp 64, zero 1, micro-batch 1 x 8: ")

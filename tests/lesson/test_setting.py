@@ -8,7 +8,7 @@ import pytest
 
 from minidist import SimWorld, report
 from minidist.base.trace_file import only_steps
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import track
 from minidist.course.lesson import marked_step, memory_of, picture, small_job
 from minidist.report import draw
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minidist.base.arrays import quiet_overflow
 from minidist.base.half import all_finite, named_dtype
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.core.autograd import contribution_recorder
-from minidist.core.base.arrays import quiet_overflow
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import AdamW
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from minidist.base.arrays import downcast, quiet_overflow
 from minidist.base.half import named_dtype
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, contribution_recorder
-from minidist.core.base.arrays import downcast, quiet_overflow
 from minidist.core.nn import MLP
 from minidist.core.optim import AdamW
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of

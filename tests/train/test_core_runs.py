@@ -16,8 +16,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.comm.sim.world import Sim
 from minidist.core.nn import GPT, GPTConfig
 from minidist.core.optim import AdamW
-from minidist.core.train.loop import Loop
-from minidist.core.train.parallelize import parallelize
+from minidist.core.train.parallelize import Loop, parallelize
 from minidist.core.train.task import ParallelLayout, Task
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train

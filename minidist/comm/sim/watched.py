@@ -6,7 +6,7 @@ receive by name that was posted after one from any rank, and fits the same messa
     receives[context, ANY, 0, tag]   from any rank ── from 2 ── from any rank      in the order of their posts
                                      chooses        ▲ meets its send then, as if it were posted now
 
-An object that checks or records messages, or ends ranks, is a *watcher* of the run (core/base/watchers.py has those of
+An object that checks or records messages, or ends ranks, is a *watcher* of the run (core/base/trace.py has those of
 operations): it has some of these methods, which are called here. A run without watchers has `AnySource`, so that they
 cost nothing there.
 

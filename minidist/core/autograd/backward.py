@@ -24,7 +24,7 @@ from minidist.core.autograd.tensor import Node, Tensor, contribution_recorder, r
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import AutogradError, ShapeError, quoted
-from minidist.core.base.watchers import watchers
+from minidist.core.base.trace import watchers
 
 _creation = attrgetter("index")
 

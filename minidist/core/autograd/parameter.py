@@ -19,7 +19,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import AutogradError, ShapeError
 from minidist.core.base.layout import Layout
-from minidist.core.base.watchers import track, watchers
+from minidist.core.base.trace import track, watchers
 
 
 class Gradient:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import AutogradError, VersionError
-from minidist.core.base.watchers import watchers
+from minidist.core.base.trace import watchers
 
 # --- a rank's state: whether operations are recorded, and who receives weight gradients ---
 

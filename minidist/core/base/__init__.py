@@ -3,8 +3,7 @@
 arrays.py         the array functions
 layout.py         where the pieces of a global array are
 random.py         random numbers that depend on their use, not on the rank, and fingerprints
-watchers.py       objects that are told of every recorded operation
-trace.py          what messages are for
+trace.py          what messages are for, and the objects that are told of every recorded operation
 lazy.py           names of a package that are imported when they are used
 errors.py         the exceptions, and how a sentence quotes a value
 fibers.py         programs that take turns in one thread

@@ -15,7 +15,6 @@ Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 # ruff: noqa: F401, F811
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import lru_cache
 from math import prod
@@ -274,8 +273,3 @@ def add_into(total: Array, contribution: Array) -> Array:
         return hooks.half().add_into(total, contribution)  # type: ignore[no-any-return]
     total += contribution
     return total
-
-
-def quiet_overflow() -> AbstractContextManager[object]:
-    """Inside the block an overflow or a NaN is not a warning (NumPy warns once an operation; CuPy never does)."""
-    return np.errstate(over="ignore", invalid="ignore")

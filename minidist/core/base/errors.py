@@ -100,23 +100,3 @@ def nearest(name: str, names: Iterable[str]) -> str:
     # No name is near a text of a thousand characters, and comparing one takes long.
     close = get_close_matches(name, list(names), n=1, cutoff=0.5) if len(name) <= MAX_QUOTED else []
     return f" (did you mean {quoted(close[0])}?)" if close else ""
-
-
-def check_divisible(
-    number: int, what: str, ranks: int, group: str = "", *, blocks: int = 1, or_else: str | None = None
-) -> None:
-    """Raise a UsageError with the nearest numbers that work unless `number` can be cut into `ranks` equal parts.
-
-    what: the things that are divided ("heads of attn"). group: the kind of ranks ("tensor-parallel"). blocks: the
-    things lie in this number of equal blocks, and each block is cut. or_else: another remedy ("use ring attention").
-    """
-    unit = ranks * blocks
-    if number % unit == 0:
-        return
-    below, above = number // unit * unit, (number // unit + 1) * unit
-    divisors = ", ".join(str(n) for n in range(1, number + 1) if number % (n * blocks) == 0)
-    raise UsageError(
-        f"{number} {what} cannot be divided among {ranks} {group}{'-parallel ' if group else ''}ranks;"
-        f" use {f'{below} or {above}' if below else above}, or one of {divisors} ranks"
-        + (f", or {or_else}" if or_else else "")
-    )

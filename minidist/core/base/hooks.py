@@ -132,6 +132,9 @@ checked_setting: Callable[[str, Any], Any] = _as_given
 # (name, value, range of it) -> the number as it is kept; UsageError for what is none, or lies outside.
 check_number: Callable[..., Any] = _as_given
 check_whole: Callable[..., Any] = _as_given
+# (number, things, ranks, kind of ranks, perhaps blocks and a remedy): UsageError with the nearest numbers that work,
+# where the things cannot be divided among the ranks.
+check_divisible: Callable[..., None] = _nothing
 # (operation, module, communicator, perhaps a plan) -> None: compares the weights of a model that is to be split.
 check_weights: Callable[..., None] = _nothing
 # (op, communicators over which gradients are summed) -> the `Guard` of a wrapper of a model, or None.

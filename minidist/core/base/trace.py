@@ -1,12 +1,21 @@
-"""What messages are for: a purpose, under which the record of a run counts each of them.
+"""What messages are for, and the watchers of operations: what a record of a run is made of.
 
-Closed forms are compared with the bytes of each purpose. The record itself, a `Trace` of every rank, is kept by
-`minidist/base/traces.py`.
+A message is sent for a *purpose*. Closed forms are compared with the bytes of each purpose, which the `Trace` of a rank
+counts (minidist/base/traces.py). *Watchers* are told of every recorded operation, so that the tape itself only records:
 
-Proved by: tests/comm/test_conformance.py
+    record(...)                ──▶  recorded                            an operation has been made
+    track(array, purpose)      ──▶  allocated                           an array that no operation returned
+    Parameter.data             ──▶  parameter_read                      a parameter's array is read
+    a backward pass, per node  ──▶  input_gradient, weight_gradient     a product of backward is computed
+
+The class `Watcher` in minidist/base/watchers.py describes these methods.
+
+Proved by: tests/comm/test_conformance.py, tests/base/test_memory.py, tests/autograd/test_extending.py,
+tests/autograd/test_deferred_and_recorded.py
 """
 
 from contextvars import ContextVar
+from typing import Any, TypeVar
 
 from minidist.core.base.errors import UsageError, quoted
 
@@ -65,3 +74,15 @@ class purpose:
 
 
 current_purpose = _purpose.get
+
+# The watchers of a rank; without any, which is the default, nothing is called.
+watchers: ContextVar[tuple[Any, ...]] = ContextVar("minidist_watchers", default=())
+
+T = TypeVar("T")
+
+
+def track(array: T, purpose: str) -> T:
+    """Tell the watchers of a new array; a `MemoryAccount` counts it under `purpose`. Returns `array`."""
+    for watcher in watchers.get():
+        watcher.allocated(array, purpose)
+    return array

@@ -59,20 +59,9 @@ class Algorithm:
     is_users: bool = False
 
 
-# What an algorithm of each operation is called with, after the call.
-PARAMETERS: dict[str, tuple[str, ...]] = {
-    "all_gather": ("shard", "sizes", "out"),
-    "all_reduce": ("array", "op"),
-    "all_to_all": ("array", "send_sizes", "receive_sizes"),
-    "broadcast": ("array", "root"),
-    "gather": ("shard", "sizes", "root"),
-    "reduce": ("array", "root", "op"),
-    "reduce_scatter": ("array", "sizes", "out", "op"),
-    "scatter": ("array", "sizes", "out", "root"),
-}
-
-
-ALGORITHMS: dict[str, Registry[Algorithm]] = {operation: Registry(f"{operation} algorithm") for operation in PARAMETERS}
+# Of `gather`, `reduce` and `scatter` the algorithms are in minidist/collectives.
+OPERATIONS = ["all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"]
+ALGORITHMS: dict[str, Registry[Algorithm]] = {operation: Registry(f"{operation} algorithm") for operation in OPERATIONS}
 
 
 def algorithm(

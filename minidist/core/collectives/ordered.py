@@ -15,7 +15,7 @@ import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, cut
-from minidist.core.base.watchers import watchers
+from minidist.core.base.trace import watchers
 from minidist.core.collectives import ring
 from minidist.core.collectives.calls import ALGORITHMS, accumulate, algorithm, divide
 from minidist.core.collectives.naive import fan

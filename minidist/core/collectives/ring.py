@@ -21,7 +21,7 @@ import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, cut
-from minidist.core.base.watchers import track, watchers
+from minidist.core.base.trace import track, watchers
 from minidist.core.collectives.calls import accumulate, algorithm, divide
 from minidist.core.comm.communicator import PointToPoint
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from minidist.core.base import hooks
 from minidist.core.base.errors import RankDeadError
-from minidist.core.base.watchers import watchers
+from minidist.core.base.trace import watchers
 
 ANY = -1  # "from any rank": a wildcard source
 # Messages inside a layer belong to the pass that they are sent in; their purpose says which.

@@ -17,7 +17,7 @@ from typing import Any
 from minidist.core.autograd import AutogradError, Parameter, ShapeError
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.watchers import track, watchers
+from minidist.core.base.trace import track, watchers
 
 
 class FlatParameters:

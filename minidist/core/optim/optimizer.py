@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast, is_half, upcast
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import track
 
 BLOCK = 65536  # elements
 MASTER = "master"  # the state that is the float32 copy of half-precision parameters

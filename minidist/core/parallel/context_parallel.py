@@ -46,8 +46,7 @@ from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast, upcast
 from minidist.core.base.errors import ShapeError, UsageError
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.base.trace import purpose
-from minidist.core.base.watchers import track, watchers
+from minidist.core.base.trace import purpose, track, watchers
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor_parallel import contiguous

@@ -18,7 +18,8 @@ from typing import Any
 
 from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, check_divisible
+from minidist.core.base import hooks
+from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_to_all
 from minidist.core.comm import Comm
@@ -38,7 +39,7 @@ class ExpertParallel:
         if not isinstance(module, MixtureOfExperts):
             raise UsageError(f"ExpertParallel is for MixtureOfExperts; {name!r} is a {type(module).__name__}")
         comm, experts = context.comm, module.num_experts
-        check_divisible(experts, f"experts of {name}", comm.size, "expert")
+        hooks.check_divisible(experts, f"experts of {name}", comm.size, "expert")
 
         # Experts are the first dim. Every rank routes its own tokens, so the router is a replica.
         for part in module.expert_dims:

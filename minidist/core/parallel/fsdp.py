@@ -43,8 +43,7 @@ from minidist.core.autograd import (
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import purpose
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import purpose, track
 from minidist.core.collectives import all_gather, broadcast, reduce_scatter
 from minidist.core.comm import Comm, Mesh, Work, check_communicator
 from minidist.core.nn.module import Module

@@ -48,7 +48,7 @@ from minidist.core.autograd.ops.cross_entropy import divisor_and_rows, softmax_l
 from minidist.core.autograd.tensor import named_mean
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import UsageError, check_divisible
+from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import Layout
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
@@ -228,7 +228,7 @@ class ColumnParallelLinear(Module):
         replicas: int = 1,
     ) -> None:
         shards = context.comm.size // replicas
-        check_divisible(linear.out_features, f"out features of {name}", shards, "tensor", blocks=blocks)
+        hooks.check_divisible(linear.out_features, f"out features of {name}", shards, "tensor", blocks=blocks)
         self.comm, self.name, self.activation = context.comm, linear.name, linear.activation
 
         # Conv1D stores (in, out), Linear (out, in): the output features are the columns or the rows.
@@ -254,7 +254,7 @@ class RowParallelLinear(Module):
 
     def __init__(self, linear: Linear | Conv1D, context: ShardContext, name: str = "the layer") -> None:
         # The rows of W are split, and the bias is whole on every rank.
-        check_divisible(linear.in_features, f"in features of {name}", context.comm.size, "tensor")
+        hooks.check_divisible(linear.in_features, f"in features of {name}", context.comm.size, "tensor")
         self.comm, self.name = context.comm, linear.name
         self.weight_is_in_out = isinstance(linear, Conv1D)
         self.weight = context.shard_of(linear.weight, 0 if self.weight_is_in_out else 1)
@@ -286,16 +286,15 @@ def row_parallel_sum(product: Tensor, bias: Parameter | None, comm: Comm) -> Ten
     return record("row_parallel_sum", y, edges, ((operand(bias), xp.sum_rows),), cost=y.size)
 
 
-def split_heads(attention: Any, context: ShardContext, name: str) -> Module:
+def split_heads(attention: Any, context: ShardContext, name: str) -> Any:
     """Return an attention with the dropout of this rank's heads, 1/t of all.
 
     The module takes its number of heads from its projections, which the plan splits over the ranks.
     """
     dropout, comm = attention.attn_dropout, context.comm
-    check_divisible(dropout.heads, f"heads of {name}", comm.size, "tensor")
+    hooks.check_divisible(dropout.heads, f"heads of {name}", comm.size, "tensor")
     attention.attn_dropout = dropout.part(comm.rank, comm.size)
-    split: Module = attention
-    return split
+    return attention
 
 
 def padded_vocab_size(vocab_size: int, ranks: int) -> int:

@@ -26,8 +26,7 @@ from typing import Any
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.trace import purpose
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import purpose, track
 from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters

@@ -1,4 +1,4 @@
-"""Every kind of parallelism, applied to one model in a fixed order, on one page.
+"""Every kind of parallelism, applied to one model in a fixed order, and the training loop, on one page.
 
     1  experts       expert parallel: each rank has some of them
     2  layers        tensor (and sequence) parallel: each rank keeps its shards of every matrix, its experts' too
@@ -13,7 +13,14 @@ that is why a tensor-parallel plan can use the whole model's names although the 
 Gradients are finished from the inside outwards: shards and norms while backward runs (2, 3), then replicas of a tied
 weight on two stages (5), then the data axis (6); with ZeRO 2 and 3 the data axis comes first, in every micro-batch.
 
-Proved by: tests/train/test_core_runs.py, tests/train/test_axes.py, tests/train/test_pipelines.py
+The loop is the same code on one rank, on simulated ranks and in MPI processes. In each step
+
+    1  forward and backward of this rank's micro-batches; gradients are sent while backward runs
+    2  the loss of the step, summed over all micro-batches in their global order
+    3  the optimizer
+
+Proved by: tests/train/test_core_runs.py, tests/train/test_axes.py, tests/train/test_pipelines.py,
+tests/equality/test_equality.py
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -29,7 +36,7 @@ from minidist.core.parallel.dims import Axes
 from minidist.core.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
 from minidist.core.train.data_axis import DataAxis, FullySharded, Group, Replicated, ShardedOptimizer
 from minidist.core.train.strategy import PipelineStrategy, Strategy
-from minidist.core.train.task import ParallelLayout, Task
+from minidist.core.train.task import ParallelLayout, Task, global_loss
 
 
 @dataclass(frozen=True)
@@ -133,3 +140,42 @@ def grouped(parameters: Iterable[Parameter], apart: Collection[str]) -> dict[str
         else:
             groups["tied" if parameter.name in apart else "shared"].append(parameter)
     return {name: found for name, found in groups.items() if found}
+
+
+class Loop:
+    """The training of a strategy that `parallelize` has made: `Loop(strategy).train(range(20))` on every rank.
+
+    What a subclass adds stands between the parts of a step. It may change `strategy` between two steps.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self.strategy, self.losses = strategy, list[float]()
+
+    def train(self, steps: Iterable[int]) -> list[float]:
+        """Train for these steps, and return the losses. All ranks call it.
+
+        In addition to what the strategy sends, each rank sends its micro-batches' losses (8 B each, purpose metrics).
+        """
+        for step in steps:
+            self.before_step(step)
+            self.strategy.zero_grad()
+            parts = self.strategy.forward_backward(step)
+            self.after_forward_backward(step)
+            self.losses.append(global_loss(self.strategy.axes.data, parts))
+            if self.is_updated(step):
+                self.strategy.update(step)
+            self.after_step(step)
+        return self.losses
+
+    def before_step(self, step: int) -> None:
+        """Prepare a step."""
+
+    def after_forward_backward(self, step: int) -> None:
+        """Note that this rank has made its micro-batches; losses are not exchanged yet."""
+
+    def is_updated(self, step: int) -> bool:
+        """Return whether the update is made, the same on every rank; gradients are summed."""
+        return True
+
+    def after_step(self, step: int) -> None:
+        """Note that the step has ended."""

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.core.autograd import Tensor
-from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.nn import Module
 from minidist.core.nn.experts import MixtureOfExperts

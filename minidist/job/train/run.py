@@ -1,4 +1,4 @@
-"""A run of a job on one rank: the loop of `core/train/loop.py`, with what a job adds to it.
+"""A run of a job on one rank: the loop of `core/train/parallelize.py`, with what a job adds to it.
 
     begin                   the model, the layout, and where the job is resumed, its state
     before_step             the batch of the step
@@ -22,13 +22,13 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
+from minidist.base import arrays as xp
 from minidist.base.exponents import count_exponents
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.memory import MemoryAccount, account_memory, thinned
 from minidist.base.traces import SpanEvent
-from minidist.core.base import arrays as xp
 from minidist.core.comm import Comm
-from minidist.core.train.loop import Loop
+from minidist.core.train.parallelize import Loop
 from minidist.job import checkpoint
 from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.job.train.evaluate import evaluate, evaluations

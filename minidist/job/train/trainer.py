@@ -6,9 +6,9 @@ Proved by: tests/equality/test_equality.py, tests/train/test_axes.py, tests/trai
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from minidist.base import arrays as xp
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.memory import account_memory
-from minidist.core.base import arrays as xp
 from minidist.core.comm import Comm
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.run import TIMELINE_RANKS, begin, serve

@@ -14,7 +14,6 @@ from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import Layout
-from minidist.nn.ops import shaping
 from minidist.nn.ops.functions import astype as astype
 from minidist.nn.ops.functions import exp as exp
 from minidist.nn.ops.functions import log as log
@@ -39,6 +38,8 @@ def rtruediv(x: Tensor, other: Any) -> Tensor:
 
 def transpose(x: Tensor, *axes: int) -> Tensor:
     """The dims permuted as `axes` says (reversed when none are given)."""
+    from minidist.nn.ops import shaping
+
     return shaping.transpose(x, axes or None)
 
 

@@ -24,8 +24,7 @@ from minidist.base.meta import MetaArray
 from minidist.comm.sim.folded import FoldedWorld
 from minidist.core.autograd.ops.attention import Drop
 from minidist.core.base import arrays as xp
-from minidist.core.base.trace import current_purpose, purpose
-from minidist.core.base.watchers import track, watchers
+from minidist.core.base.trace import current_purpose, purpose, track, watchers
 from minidist.core.comm import Comm
 from minidist.core.parallel.context_parallel import RingAttention
 

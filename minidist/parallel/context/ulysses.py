@@ -19,10 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from minidist.base.errors import check_divisible
 from minidist.core.autograd import Tensor, causal_attention, reshape
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import check_divisible
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_to_all

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from minidist.base.errors import check_divisible
 from minidist.core.autograd import Tensor
-from minidist.core.base.errors import check_divisible
 from minidist.core.comm import Comm
 from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.nn.gpt import GPT

@@ -12,9 +12,9 @@ Proved by: tests/parallel/test_tensor.py
 from functools import partial
 from typing import Any
 
+from minidist.base.errors import check_divisible
 from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import check_divisible
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from minidist.base.errors import check_divisible
 from minidist.core.autograd import Parameter, Tensor, linear
-from minidist.core.base.errors import check_divisible
 from minidist.core.comm import Comm
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
@@ -81,7 +81,7 @@ class GroupedHeadParallel(ParallelStyle):
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return the attention with the dropout of this rank's heads; projections know how many ranks share a head."""
-        attention = split_heads(module, context, name)
+        attention: Module = split_heads(module, context, name)
         ranks, kv_heads = context.comm.size, module.k_proj.out_features // module.head_size
         if ranks > kv_heads and ranks % kv_heads == 0:
             module.k_proj.kv_replicas = module.v_proj.kv_replicas = ranks // kv_heads

@@ -18,11 +18,10 @@ Proved by: tests/parallel/test_tensor.py
 from functools import partial
 from typing import Any
 
+from minidist.base.errors import check_divisible
 from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import check_divisible
-from minidist.core.base.trace import purpose
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import purpose, track
 from minidist.core.collectives import reduce_scatter
 from minidist.core.comm import Comm
 from minidist.core.parallel.tensor_parallel import border, contiguous

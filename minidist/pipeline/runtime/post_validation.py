@@ -24,8 +24,7 @@ import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import purpose
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import purpose, track
 from minidist.core.comm.communicator import Request
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.pipeline.plan import Action

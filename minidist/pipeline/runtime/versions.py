@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidist.core.base import arrays as xp
-from minidist.core.base.trace import purpose
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import purpose, track
 from minidist.core.comm import Comm
 from minidist.core.comm.communicator import Request
 from minidist.core.nn.flat import FlatParameters

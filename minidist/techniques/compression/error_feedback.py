@@ -18,7 +18,7 @@ from minidist.collectives.closed_forms import volume
 from minidist.core.base.arrays import is_half
 from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import cut
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import track
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, PointToPoint
 from minidist.core.parallel.data_parallel import Bucket

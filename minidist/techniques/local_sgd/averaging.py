@@ -30,8 +30,7 @@ from typing import Any
 
 from minidist.base.limits import check_number, check_whole
 from minidist.core.base import arrays as xp
-from minidist.core.base.trace import purpose
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import purpose, track
 from minidist.core.collectives import all_reduce, broadcast
 from minidist.core.comm import Comm
 from minidist.optim import SGD, OptimizerWrapper

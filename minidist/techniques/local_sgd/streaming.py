@@ -27,8 +27,7 @@ from minidist.base import arrays as xp
 from minidist.base.limits import check_number, check_whole
 from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import purpose
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import purpose, track
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, Work
 from minidist.optim import OptimizerWrapper

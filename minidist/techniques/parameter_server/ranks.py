@@ -40,7 +40,7 @@ from minidist.base.half import DTYPES, named_dtype
 from minidist.base.traces import SpanEvent
 from minidist.core.base.arrays import Array
 from minidist.core.base.layout import cut
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import track
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.job.checkpoint.axis_state import check_nothing_is_lost

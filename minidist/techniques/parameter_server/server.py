@@ -19,8 +19,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.layout import offsets
-from minidist.core.base.trace import new_purpose, purpose
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import new_purpose, purpose, track
 from minidist.core.comm import ANY, Comm
 from minidist.optim import ParameterSlice, block_square_sums, clip_coefficient, norm_from_blocks
 from minidist.techniques.parameter_server.server_config import ServerConfig, parse_consistency

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from minidist.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.base.layout import offsets
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import track
 from minidist.parallel.assignment import assign_keys
 
 Weights = dict[str, Array]

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.memory import account_memory
-from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
-from minidist.core.base.trace import purpose
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import purpose, track
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.core.train.task import ordered_sum

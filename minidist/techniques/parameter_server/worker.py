@@ -13,8 +13,7 @@ from typing import Any
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import new_purpose, purpose
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import new_purpose, purpose, track
 from minidist.core.comm import Comm
 from minidist.techniques.parameter_server.server_shards import Rows, ServerShard, Weights
 

@@ -17,8 +17,7 @@ from typing import Any
 from minidist.base import arrays as xp
 from minidist.core.base.arrays import downcast
 from minidist.core.base.layout import cut
-from minidist.core.base.trace import new_purpose, purpose
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import new_purpose, purpose, track
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.core.parallel.data_parallel import Bucket

@@ -25,7 +25,7 @@ from minidist.base import arrays as xp
 from minidist.collectives.closed_forms import volume
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import track
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, PointToPoint
 from minidist.core.nn.layers import Conv1D, Linear

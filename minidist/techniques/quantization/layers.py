@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 from minidist.base import arrays as xp
 from minidist.core.autograd import Tensor, gelu, is_grad_enabled, linear
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import new_purpose
-from minidist.core.base.watchers import track
+from minidist.core.base.trace import new_purpose, track
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
 from minidist.nn import relu

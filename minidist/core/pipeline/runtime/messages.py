@@ -23,8 +23,7 @@ import numpy as np
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.arrays import named_dtype
-from minidist.core.base.trace import purpose
-from minidist.core.base.watchers import watchers
+from minidist.core.base.trace import purpose, watchers
 from minidist.core.comm import Comm
 from minidist.core.comm.communicator import Request
 from minidist.core.pipeline.plan import Action, Key, Plan

@@ -22,8 +22,7 @@ import numpy as np
 from minidist.core.autograd import Tensor, no_grad, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.trace import purpose
-from minidist.core.base.watchers import watchers
+from minidist.core.base.trace import purpose, watchers
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.pipeline.plan import Key, Plan, actions_of, lower
