@@ -177,8 +177,8 @@ sent.judge(sum(m.nbytes for m in world.traces[3].sent()))
 # %% [markdown]
 # Every weight has one number in the gradient, so a rank sends one number per weight, and not one
 # picture. Rank 0 sends three times as many bytes. The more ranks there are, the longer one sum takes, as
-# all gradients go through rank 0: 39,760 B take 1 + 4 µs, and of n ranks n - 1 gradients come in one after
-# the other and n - 1 sums go out. Lesson 04 does without such a rank.
+# all gradients go through rank 0: 39,760 B take 4 µs, n - 1 gradients come in one after the other and n - 1
+# sums go out, which is 2 (1 + 4 (n - 1)) µs in all. Lesson 04 does without such a rank.
 
 # %%
 for ranks in (4, 8, 64):
@@ -216,8 +216,8 @@ for name, run in (("shared", four), ("nothing sent", wrong)):
 
 # %% [markdown]
 # There are four networks now, and each has learned 16 pictures and nothing else: on all 64 rank 0's is worse
-# than before the first step (2.2847 in part 3). **A falling loss proves nothing**: this course compares weights. Many published failures of distributed training
-# are of this kind; lesson 28 collects them.
+# than before the first step (2.2847 in part 3). **A falling loss proves nothing**: this course compares
+# weights. Many published failures of distributed training are of this kind; lesson 28 collects them.
 #
 # The other mistake does not stay hidden. Let every rank receive before it sends: a real program
 # waits here until someone ends it. The simulated world detects that no rank can continue, and
@@ -240,7 +240,8 @@ picture("space-time", world, "part 6 of lesson 00")
 
 # %% [markdown]
 # Break it yourself: leave out the second loop of `add_up` in part 3, and run the cells from there on.
-# Ranks 1 to 3 wait for rank 0, whose sum never comes; rank 0 has gone on to the next step and waits for rank 1.
+# Ranks 1 to 3 wait for rank 0, whose sum never comes; rank 0 has gone on to the next step and waits for
+# rank 1.
 
 # %% [markdown]
 # ## 7 Exercise: speak in rank order

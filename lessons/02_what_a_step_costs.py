@@ -216,8 +216,9 @@ for recording in (False, True):
 picture("memory", world, "part 6 of lesson 02", name="a graph for each batch")
 
 # %% [markdown]
-# (Of these, 128 x 10 x 4 B are a work array of the last loss.) Mend it without `no_grad()`: what must the list keep in place of each loss? Change the line with
-# `losses.append` and the line below it, and run the cell again.
+# (Of these, 128 x 10 x 4 B are a work array of the last loss.) Mend it without `no_grad()`: the list must keep
+# the number, `.item()`, in place of each loss. Change the line with `losses.append` and the line below it, and
+# run the cell again.
 
 # %% [markdown]
 # ## 7 Exercise: free in the right order

@@ -69,8 +69,7 @@ def descend(kind, steps=100, **settings):
 # %% [markdown]
 # The picture shows the distance from the lowest point in 100 steps. With a rate above 0.002 SGD would
 # move away from it along y. With a rate just below 0.002 y converges quickly, and x slowly. Adam takes
-# a rate of 0.05 for both. Its m still
-# holds older gradients, so it runs past the lowest point and comes back:
+# a rate of 0.05 for both. Its m still holds older gradients, so it runs past the lowest point and comes back:
 
 
 # %%
@@ -164,7 +163,7 @@ for name, gradients in drawn.items():
 # That is what the second array is for: the gradients of a training are from few rows each, so they are noisy.
 #
 # And the correction? Adam without it: in the first step a tenth of g is too small, and the root of 0.001 g^2
-# is too small by more, so the step is too long:
+# is too small by more, so the steps are too long. x passes 0 and comes back, and no error says so:
 
 # %%
 p, m, v, path = np.ones(2), 0.0, 0.0, []
@@ -250,7 +249,8 @@ check("02b.adam", solution("02b.adam"))
 # ## 8 Takeaway
 #
 # - In float32 SGD keeps nothing, momentum and RMSProp keep 4 B per weight, and Adam keeps 8 B. Adam
-#   **divides the average gradient by its usual size**: a step is lr m / (sqrt(v) + eps), with m divided
+#   **divides the average gradient by its usual size**. v gives every weight a step of about the same length,
+#   and m shortens the steps where gradients contradict each other: a step is lr m / (sqrt(v) + eps), with m divided
 #   by 1 - 0.9^t before and v by 1 - 0.999^t.
 # - All of it is done element by element. So a rank steps a piece of the weights without a message.
 

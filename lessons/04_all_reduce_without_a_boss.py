@@ -264,7 +264,8 @@ check("04.ring_all_reduce", solution("04.ring_all_reduce"))
 #
 # - All-reduce = reduce-scatter + all-gather. Round a ring each is n-1 steps with one chunk.
 # - Each rank sends **2 (n-1)/n S** bytes for an array of S bytes: less than 2 S for any number of ranks.
-#   No algorithm lets the busiest rank send less, unless the network itself adds (Patarasuk and Yuan, 2009). It takes **2 (n-1)** latencies, one after the other.
+#   No algorithm lets the busiest rank send less, unless the network itself adds (Patarasuk and Yuan, 2009).
+#   It takes **2 (n-1)** latencies, one after the other.
 
 # %% [markdown]
 # The job so far:

@@ -193,8 +193,8 @@ for ranks in (12, 16):
     assert (times["ring"] < times["rabenseifner"]) == (ranks == 12)
 
 # %% [markdown]
-# The ring's neighbours can be near each other (lesson 05b). The partners of the others are up to n/2
-# ranks away or more, across the slow parts of a network.
+# The ring's neighbours can be near each other (lesson 05b). The others also send to ranks that are far away,
+# across the slow parts of a network.
 #
 # All return the same sum, up to rounding, for any number of ranks. Compared with one rank's addition:
 
@@ -260,7 +260,8 @@ print(f"{seconds['shared memory'] / seconds['between cities']:.2f} times as long
 # Return the name of the fastest of "recursive_doubling", "rabenseifner", "ring" and "binomial" for an
 # array of `size` bytes on n ranks. n is a power of two, and a message of S bytes takes alpha + beta S.
 # "binomial" is a tree: sums go up to rank 0 in log2 n rounds, and the result comes down again in log2 n
-# more, each with the whole array. Two of the four names are enough for such n. Judged: on generated cases no other algorithm takes less time.
+# more, each with the whole array. Two of the four names are enough for such n. Judged:
+# on generated cases no other algorithm takes less time.
 
 
 # %%

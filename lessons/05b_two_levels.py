@@ -19,8 +19,7 @@
 #
 # Three ways to do it:
 #
-# 1. a ring in the order of the ranks. Two of its links join the machines, 3 to 4 and 7 to 0, and each
-#    link of a ring carries 2 (n-1)/n of the array;
+# 1. a ring in the order of the ranks. Each link of a ring carries 2 (n-1)/n of the array (lesson 04);
 # 2. the same ring, where the batch system has placed the ranks alternately: even ranks on the first
 #    machine, odd ones on the second. Then every link of the ring joins the machines;
 # 3. a reduce-scatter inside each machine, after which each rank has the sum of a quarter; then an
@@ -127,7 +126,7 @@ print("equal to one device:", np.array_equal(small[5], 8 * np.arange(16.0) + 28)
 # The bytes are counted from the messages between ranks on different machines. The last two columns are
 # times. In the simulated world each pair of ranks has a separate link, which no other pair slows down.
 # The ranks of a real machine usually share one network card: the bytes that leave the machine, half of
-# those that are counted, follow one another through it at 2 ns each, and no all-reduce is faster than that:
+# those that are counted, follow one another through it at 2 ns each, and the sum takes at least that long:
 
 
 # %%

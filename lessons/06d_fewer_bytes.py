@@ -89,9 +89,7 @@ def sum_of_largest(comm, elements, k):
     places = np.argsort(-np.abs(elements))[:k].astype(np.int32)
     all_places, all_values = all_gather(comm, places), all_gather(comm, elements[places])
     total = np.zeros_like(elements)
-    np.add.at(
-        total, all_places, all_values
-    )  # a place that several ranks have sent counts each time
+    np.add.at(total, all_places, all_values)  # several ranks may send the same place
     return total, places
 
 

@@ -141,9 +141,9 @@ assert np.array_equal(both, parallel)
 #
 # **DiLoCo** (Douillard et al. 2023) sends the same bytes and uses the average in another way: the
 # difference between the last common weights and the average is taken as a gradient. An *outer optimizer*
-# makes a step with it, against the inner one of each rank's steps, which is AdamW in the paper and SGD
-# here. The outer one is SGD with a learning rate of 0.7 and a momentum of 0.9, in Nesterov's form (part 7 has
-# the formula). The momentum carries on a direction in which several rounds agree:
+# makes a step with it; an inner optimizer makes each rank's steps, AdamW in the paper and SGD here. The outer
+# one is SGD with a learning rate of 0.7 and a momentum of 0.9, in Nesterov's form (part 7 has the formula).
+# The momentum carries on a direction in which several rounds agree:
 
 # %%
 images, labels = glyphs().rows(np.arange(480))
@@ -226,8 +226,8 @@ assert abs(ends[0] - ends[1]) > 9
 # All ranks began the round with the weights `common`; `weights` are this rank's after it. With
 # d = `common` - the average of all ranks' weights, the new momentum is mu momentum + d, and `lr` times
 # (d + mu times the new momentum) is subtracted from `common`; that is Nesterov's form, where plain momentum
-# subtracts `lr` times the new momentum. Return the new common weights and the new momentum. Judged: both, and that no rank sends more bytes than in our solution; messages and time are
-# only printed.
+# subtracts `lr` times the new momentum. Return the new common weights and the new momentum. Judged: both,
+# and that no rank sends more bytes than in our solution; messages and time are only printed.
 
 
 # %%

@@ -41,8 +41,8 @@ loaders_guess = predict("loaders until no later step waits", example=4)
 # and in the same order, as if the rank had made them itself.
 #
 # The pictures show eight steps without a loader and with one. Rank 1 is the loader, and sends each
-# batch as soon as it is made, however far ahead it is (part 4 limits that); at the end `waitall` waits for all
-# of its requests. Grey is making a batch, blue and green are the step, and red is the time
+# batch as soon as it is made, however far ahead it is (part 4 limits that); at the end `waitall` waits for
+# all of its requests. Grey is making a batch, blue and green are the step, and red is the time
 # for which rank 0 waits for a batch.
 
 # %%
@@ -154,8 +154,8 @@ assert off == 0
 #
 # The rank takes the batch that comes first, from whichever loader it is. No step waits for a slow
 # loader any more (`recv` from `ANY` takes the message that arrives first), which looks like an improvement. A
-# step moves one weight w a tenth of the way to the number in the batch. Two loaders are equally fast; then the first one
-# is three times as slow, as on a machine that does something else for a while:
+# step moves one weight w a tenth of the way to the number in the batch. Two loaders are equally fast; then
+# the first one is three times as slow, as on a machine that does something else for a while:
 
 
 # %%

@@ -47,9 +47,8 @@ from minidist.job.train.trainer import train
 # The ranks have equal shares for two steps. Then they exchange their seconds per row, and take two steps
 # with shares in proportion to their speeds. (`small_job` returns the settings of a training job of a small GPT.)
 #
-# The picture shows rank 0, a fast one; red is the time for which it waits for the slow rank. (The row above it
-# shows the exchange of the gradients: it begins when rank 0 is ready, and ends when the slow rank has taken part,
-# too.) After two steps it has more to compute, and no longer waits.
+# In the picture ranks 0 and 1 have computed early in the first two steps. In the grey time their gradients wait, in
+# another stream, for those of the slow rank. After two steps all three are done at the same time:
 
 
 # %%
@@ -57,9 +56,7 @@ slowness = [1, 1, 4]  # how many times as long a rank computes
 links = LinkModel(alpha=1e-6, flops=1e9, memory_bandwidth=1e9, slowdown=lambda rank: slowness[rank])
 world = SimWorld(3, links=links)
 result = world.run(train, small_job(dp=3, global_batch=36, weights="measured:2", steps=4))[0]
-picture(
-    "lanes", world, "part 3 of lesson 10c", title="rank 0 of three; rank 2 is four times as slow"
-)
+picture("gantt", world, "part 3 of lesson 10c", title="three ranks; rank 2 is four times as slow")
 
 # %% [markdown]
 # ## 4 The code

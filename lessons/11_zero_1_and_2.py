@@ -67,7 +67,7 @@ from minidist.report.zero_bars import zero_bars
 #
 # ZeRO lets **each rank keep the state, and make the step, of 1/n of the parameters**, and then
 # gathers the new parameters on every rank. 12 of 16 bytes per parameter become 12/n (stage 1);
-# stage 2 divides the gradient too (Rajbhandari et al. 2020). Stage 1 sends **nothing more but padding**, as an
+# stage 2 divides the gradient too (Rajbhandari et al. 2020). Stage 1 sends **nothing more, but for padding**, as an
 # all-reduce is a reduce-scatter and an all-gather anyway; **stage 2 costs a reduction of every micro-batch**.
 #
 # What one rank of 8 holds of the 7.5 billion parameters. Stage 3 is lesson 12.

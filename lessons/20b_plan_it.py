@@ -20,7 +20,7 @@
 #
 # Every mesh divides the work equally, about 4 ms for each rank. What differs is the waiting. Data
 # parallelism sums the gradient once per step. Tensor parallelism sums activations four times per
-# layer. A pipeline sends little, and waits at both ends of the step.
+# layer. A pipeline sends little, and its stages wait for the first micro-batch and for the last gradients.
 
 # %% [markdown]
 # ## 2 Predict
@@ -46,9 +46,9 @@ from minidist.job.train.trainer import train
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Count the work once, and predict the time of a step for every mesh from four numbers**: FLOP/s,
-# latency, bandwidth, and the number of parameters. It saves trying. It costs a model of the machine,
-# which is as good as its four numbers.
+# **Count the work once, and predict the time of a step for every mesh from three numbers of the machine**, FLOP/s,
+# latency and bandwidth, and from the shapes of the model. It saves trying. It costs a model of the machine,
+# which is as good as its three numbers.
 #
 # The job and the machine of the case:
 
@@ -86,8 +86,9 @@ def measured(pp, dp, tp):
 
 # %% [markdown]
 # The job on the three meshes of one axis. Red waits for a message that has not been sent yet; grey is a
-# message on its way, or nothing to do. Each axis loses its time in another place: at both ends of the step,
-# after backward, or in every layer.
+# message on its way, or nothing to do. Each axis loses its time in another place. In a pipeline the first stage
+# waits in the middle, until the first gradient is back, and the last one at both ends; dp waits after backward,
+# and tp in every layer.
 
 # %%
 for layout in ((8, 1, 1), (1, 8, 1), (1, 1, 8)):
@@ -103,6 +104,7 @@ for layout in ((8, 1, 1), (1, 8, 1), (1, 1, 8)):
 
 # %%
 PARAMETERS = 403_072
+assert SimWorld(1).run(train, job_of(1, 1, 1))[0].held["parameter"] == 4 * PARAMETERS  # bytes
 
 
 def work(links):
@@ -191,9 +193,11 @@ assert all(abs(paper[mesh] / clock[mesh] - 1) < 0.13 for mesh in meshes)
 
 # %% [markdown]
 # The best mesh mixes two axes: two tensor halves save 1.65 ms of the gradients' time, and their sums cost
-# 0.84 ms. Eight parts save all of it and cost 5.91 ms, because a ring of eight sends seven times as many
-# messages as a ring of two, each with its latency. The prediction leaves out attention and the sums over the
-# split vocabulary, so it is always a little too low, and most where tp is large.
+# 0.84 ms. Eight parts save all of it and cost 5.91 ms. A rank then takes all eight samples in place of two, cut
+# into eight parts in place of two: a ring of eight sends seven times as many messages of the same size, 8 kB,
+# each with its latency. The prediction leaves out attention and the sums over the split vocabulary, so it is
+# always a little too low, and most where tp and a pipeline meet, because small micro-batches make the sums over
+# the vocabulary many.
 #
 # A plan belongs to one machine. Another machine takes a second to try on paper:
 
@@ -205,7 +209,7 @@ for alpha, beta in ((5e-6, 1e-9), (5e-5, 1e-9), (5e-6, 1e-8)):
 
 # %% [markdown]
 # With a long latency the sums inside the layers are too many messages. On slow links the gradients
-# are too many bytes, and a pipeline sends neither.
+# are too many bytes, and a pipeline sends few messages and few bytes.
 #
 # The chosen mesh still trains what one device trains:
 
@@ -255,14 +259,15 @@ check("20b.fastest_mesh", solution("20b.fastest_mesh"))
 # ## 8 Takeaway
 #
 # - **Count the work once, and add what each axis waits for**: rings in every layer (tp), a bubble (pp), and a
-#   ring of the gradients (dp). Ten meshes take a second on paper; measure the one that you choose.
+#   ring of the gradients (dp). Ten meshes take a second on paper; measure the one that you choose. Here a long
+#   latency asks for less tp, slow links ask for stages, and links that are fast enough for a mixture.
 # - `minidist plan` does the same for GPUs, where memory decides first which layouts fit.
 #   [docs/planner.md](../docs/planner.md) compares it with published measurements.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 8 minidist train --pp 2 --dp 2 --tp 2 --layers 8 --steps 5
+#     mpiexec -n 8 minidist train --dp 4 --tp 2 --layers 8 --steps 5
 #
 # A plan for 64 GPUs:
 #

@@ -60,7 +60,8 @@ def stages_of(costs, sizes):
 
 
 def timed(sizes):
-    third = [total / 3 for total in stages_of(COSTS, sizes)]  # F, I and W
+    # F, and backward as two equal parts, which 1F1B runs together.
+    third = [total / 3 for total in stages_of(COSTS, sizes)]
     times = Times(third, third, third, [0] * (len(sizes) - 1))
     return time_plan(get_schedule("1f1b").plan(len(sizes), 12), times, spans=True)
 
@@ -68,7 +69,9 @@ def timed(sizes):
 # %% [markdown]
 # Above two layers on each stage, below three, one, three and one. In a row of the plan light grey is waiting:
 # below there is less of it. The dark strips count the micro-batches whose activations a rank keeps, four on
-# the first stage and one on the last. They are the same for both cuts: a cut by time does not look at memory.
+# the first stage and one on the last. They are the same for both cuts, but below, the first stage has three
+# layers: it keeps the activations of 4 x 3 layers, and above those of 4 x 2. A cut by time does not look at
+# memory.
 
 # %%
 cuts = [2, 2, 2, 2], [3, 1, 3, 1]
@@ -77,7 +80,9 @@ titles = [
     f"stages of {sizes} layers: a step takes {plan.makespan:.0f} ms"
     for sizes, plan in zip(cuts, plans, strict=True)
 ]
-show(gantt(plans, "part 3 of lesson 20c", titles))
+figure = gantt(plans, "part 3 of lesson 20c", titles)
+figure.axes[-1].set_xlabel("time [ms]")
+show(figure)
 
 # %% [markdown]
 # ## 4 The code
@@ -120,8 +125,8 @@ slowest_guess.judge(max(stages_of(COSTS, best)))
 step_guess.judge(timed(best).makespan, within=0.05)
 
 # %% [markdown]
-# The slowest stage takes 9 ms for each of twelve micro-batches, 108 ms. At both ends it waits for at most one
-# micro-batch in the other stages, 6 + 9 + 8 ms.
+# The slowest stage takes 9 ms for each of twelve micro-batches, 108 ms. In the lower picture rank 1 waits at both
+# ends only, 22 ms together: less than one micro-batch takes in the other stages, 6 + 9 + 8 ms.
 
 # %% [markdown]
 # Where a model is cut changes no bit of its gradients. This is an MLP of eight layers, of which each rank has
@@ -156,15 +161,26 @@ for sizes in ([2, 2, 2, 2], best):
 # %% [markdown]
 # ## 6 Break it
 #
-# A cut belongs to the times that were measured. Make the longest layer three times as fast, as by a
-# better kernel, and keep the cut: the slowest stage is as slow as before, because it is another one.
+# Fill stage after stage, and go on to the next one when the average of 8 ms would be exceeded. That is fast, and
+# the last stage gets what is left:
+
 
 # %%
-faster = [1, 2, 3, 3, 2, 5, 2, 8]
-again = [stage.last - stage.first + 1 for stage in by_slowest(faster, 4)]
-for name, sizes in (("the old cut", best), ("cut again", again)):
-    print(f"{name:11} {sizes}: the slowest stage takes {max(stages_of(faster, sizes))} ms")
-assert max(stages_of(faster, best)) == max(stages_of(COSTS, best)) > max(stages_of(faster, again))
+def filled(costs, stages):
+    sizes = [0]
+    total = 0
+    for cost in costs:
+        if sizes[-1] and total + cost > sum(costs) / stages and len(sizes) < stages:
+            sizes.append(0)
+            total = 0
+        sizes[-1] += 1
+        total += cost
+    return sizes
+
+
+for name, sizes in (("filled", filled(COSTS, 4)), ("best", best)):
+    print(f"{name:6} {sizes}: the slowest stage takes {max(stages_of(COSTS, sizes))} ms")
+assert max(stages_of(COSTS, filled(COSTS, 4))) > max(stages_of(COSTS, best))
 
 # %% [markdown]
 # ## 7 Exercise: the best cut
@@ -197,16 +213,20 @@ check("20c.min_max_split", solution("20c.min_max_split"))
 #
 #     mpiexec -n 2 python mpi_examples/6_pipeline/profile_and_partition.py
 #     mpiexec -n 2 python mpi_examples/6_pipeline/repartition.py
-#     minidist profile --layers 6 --width 16 -o profile.json
-#     minidist partition profile.json --machines 2 --method gpipe --json > stages.json
-#     mpiexec -n 2 minidist train --layers 6 --width 16 --pp 2 --schedule gpipe --recompute full --partition stages.json
+#     minidist profile --layers 6 --width 16 --data random:8000 -o profile.json
+#     minidist partition profile.json --machines 2 --method time --json > stages.json
+#     mpiexec -n 2 minidist train --layers 6 --width 16 --data random:8000 --pp 2 --partition stages.json --steps 2
+#
+# The first example measures layers and cuts, the second one cuts again while it trains. `profile` times each
+# layer, here of a model whose head over 8,000 words is slow; `partition` finds the cut; `train` uses it.
 
 # %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |
 # |---|---|
-# | `minidist partition`, min-max cuts | GPipe's and PipeDream's partitioners; torchgpipe `balance_by_time` |
+# | `minidist partition --method time`, min-max cuts | DeepSpeed `partition_balanced`; PipeDream's optimizer, which also replicates stages |
+# | `--method gpipe`, stages whose times differ least | GPipe's partitioner; torchgpipe `balance_by_time` |
 # | `minidist profile` | PipeDream's profiler; DeepSpeed's flops profiler |
 #
 # Next: [22 Long context](22_long_context.ipynb). All lessons are in the [index](README.md).

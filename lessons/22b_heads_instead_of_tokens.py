@@ -17,8 +17,8 @@
 # N/P h numbers in the forward pass of a layer, nearly 2 N h, however many ranks there are.
 #
 # But the heads of attention do not look at each other. A head needs its columns of all tokens, and
-# nothing of other heads. So exchange what a rank has before attention, some tokens of all heads, for
-# all tokens of some heads; compute attention as on one device; and exchange the output back. This is
+# nothing of other heads. Before attention a rank has some tokens of all heads. It gives them away, and
+# gets all tokens of some heads; it computes attention as on one device; and the outputs go back. This is
 # *Ulysses*. A rank has N/P tokens of h numbers of queries, keys, values and outputs, and keeps one of
 # P parts of each.
 #
@@ -60,7 +60,8 @@ from minidist.report import show
 # ## 3 The idea and its picture
 #
 # **An all-to-all turns some tokens of all heads into all tokens of some heads, and another one
-# turns the output back.** It saves bytes, which shrink as 1/P, and attention itself is that of one
+# turns the output back.** In an all-to-all every rank has a part for every other rank, and sends it there.
+# It saves bytes, which shrink as 1/P, and attention itself is that of one
 # device, whatever its mask or its kernel. But no message overlaps with computing, and the number of
 # heads must be a multiple of the number of ranks.
 #
@@ -84,9 +85,8 @@ LENGTH, HEADS, SIZE = 512, 16, 4
 KINDS = {"ring": (RingAttention, "zigzag"), "ulysses": (UlyssesAttention, "contiguous")}
 
 
-def attend(comm, kind):
+def attend(comm, attention, order):
     """Attention over LENGTH tokens; returns the places of this rank's tokens, and their outputs."""
-    attention, order = KINDS[kind]
     mine = sequence_positions(LENGTH, comm.rank, comm.size, order)
     x = np.random.default_rng(0).normal(size=(1, LENGTH, 3 * HEADS * SIZE))[:, mine]
     with FlopCounter() as counter:
@@ -101,12 +101,11 @@ def attend(comm, kind):
 # %% [markdown]
 # Messages go between all pairs of ranks at once, before and after attention (the long F, and the long B of
 # backward), and none of them while a rank computes. Queries, keys and values are exchanged one after the
-# other; the short F and B between the exchanges copy the columns of one of the three. (Attention on one
-# device also computes the pairs that the mask hides, so its F is longer than in the ring of lesson 22.)
+# other; the short F and B between the exchanges copy the columns of one of the three.
 
 # %%
 world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=1e-11, flops=1e12, memory_bandwidth=1e11))
-world.run(attend, "ulysses")
+world.run(attend, *KINDS["ulysses"])
 picture("space-time", world, "part 3 of lesson 22b", name="Ulysses")
 
 # %% [markdown]
@@ -140,7 +139,7 @@ for rank, heads in enumerate(SimWorld(3).run(lambda comm: to_heads(comm, own[com
 # %% [markdown]
 # ## 5 Check
 #
-# A rank sends four arrays of N/P tokens and h numbers, (P-1)/P of each: 4 N h/P (P-1)/P in forward.
+# A rank sends four arrays of N/P tokens and h numbers, (P-1)/P of each: 4 N h (P-1)/P² in forward.
 # With as many heads of keys and values as of queries, as here, the ring sends P/2 times as many:
 
 # %%
@@ -150,9 +149,9 @@ width = HEADS * SIZE
 def sent_by(ranks, program):
     """Return the bytes that rank 0 sends in forward with each kind of attention."""
     sent = {}
-    for kind in KINDS:
+    for kind, (attention, order) in KINDS.items():
         world = SimWorld(ranks)
-        world.run(program, kind)
+        world.run(program, attention, order)
         sent[kind] = world.traces[0].bytes_by_purpose()["tensor_forward"]
     return sent
 
@@ -173,8 +172,7 @@ ratio_guess.judge(sent["ring"] / sent["ulysses"])
 
 
 # %%
-def llama_heads(comm, kind):
-    attention, order = KINDS[kind]
+def llama_heads(comm, attention, order):
     rows = len(sequence_positions(32, comm.rank, comm.size, order))
     q, kv = (Tensor(np.ones((1, rows, heads, 2), np.float32)) for heads in (32, 8))
     attention(comm, 32)(q, kv, kv)
@@ -192,7 +190,7 @@ for ranks in (2, 4, 8):
 
 # %%
 with expect(UsageError):
-    SimWorld(16).run(llama_heads, "ulysses")
+    SimWorld(16).run(llama_heads, *KINDS["ulysses"])
 
 # %% [markdown]
 # More ranks than heads need both: groups of U neighbours exchange heads among themselves, and rings
@@ -200,20 +198,19 @@ with expect(UsageError):
 # ring alone is U = 1, Ulysses alone U = 16; every choice computes the same outputs:
 
 # %%
-((_, whole),) = SimWorld(1).run(attend, "ring")
+((_, whole),) = SimWorld(1).run(attend, *KINDS["ring"])
 for U in (1, 2, 4, 8, 16):
     order = f"zigzag/{U}"  # zig-zag over the groups of U ranks, contiguous inside a group
-    KINDS["both"] = partial(UlyssesRingAttention, ulysses=U), order
     world = SimWorld(16)
-    parts = world.run(attend, "both")
+    parts = world.run(attend, partial(UlyssesRingAttention, ulysses=U), order)
     off = max(np.abs(y - whole[:, mine]).max() for mine, y in parts)
     sent = world.traces[0].bytes_by_purpose()["tensor_forward"]
     print(f"U = {U:2}: {sent:7,} B in forward; max |y_parallel - y_single| = {off:.0e}")
     assert off < 1e-5
 
 # %% [markdown]
-# So take Ulysses as far as the heads go, on the fast links inside a node, and a ring for the rest. It
-# trains what one device trains, with Ulysses and with both:
+# So when the ranks are more than 1 + g, take Ulysses as far as the heads go, on the fast links inside a node,
+# and a ring for the rest. It trains what one device trains, with Ulysses and with both:
 
 # %%
 for layout in (
@@ -231,25 +228,46 @@ for layout in (
 #
 # The way back, as one writes it first: what arrives is reshaped to own tokens and all heads. Every
 # number is there and the shape is right. But it comes rank by rank, and each piece has all own
-# tokens of that rank's heads:
+# tokens of that rank's heads. So the pieces must be joined along the heads:
 
 
 # %%
-def to_tokens(comm, x):
-    """(all tokens, own heads, size) -> (own tokens, all heads, size), wrongly."""
+def wrongly(comm, x):
+    """(all tokens, own heads, size) -> (own tokens, all heads, size)."""
     arrived = all_to_all(comm, x.ravel())  # the pieces of the ranks lie one after the other already
     return arrived.reshape(len(x) // comm.size, -1, x.shape[2])
 
 
-back = SimWorld(3).run(lambda comm: to_tokens(comm, to_heads(comm, own[comm.rank])))
-for rank in range(3):
-    print(f"rank {rank}: {own[rank][..., 0].tolist()} has become {back[rank][..., 0].tolist()}")
-assert sorted(back[0].ravel()) == sorted(own[0].ravel())
-assert not np.array_equal(back[0], own[0])
+def to_tokens(comm, x):
+    pieces = all_to_all(comm, x.ravel()).reshape(comm.size, len(x) // comm.size, *x.shape[1:])
+    return np.concatenate(pieces, axis=1)
+
+
+for way in (wrongly, to_tokens):
+    back = SimWorld(3).run(lambda comm, way=way: way(comm, to_heads(comm, own[comm.rank])))
+    print(f"{way.__name__}: {own[0][..., 0].tolist()} has become {back[0][..., 0].tolist()}")
+    assert sorted(back[0].ravel()) == sorted(own[0].ravel())
+assert np.array_equal(back, own)
 
 # %% [markdown]
 # The next layer multiplies these numbers by a weight matrix of the right shape, so nothing raises. But
 # outputs of one head are taken for those of another head, or of another token.
+#
+# When ranks have different numbers of tokens, `all_to_all` is told how many numbers go to each rank and how many
+# come from each. Here rank 0 has one token, rank 1 two and rank 2 three, and each gets one head of all:
+
+# %%
+ROWS = [1, 2, 3]
+
+
+def uneven(comm):
+    own = np.split(table[..., 0], [1, 3])[comm.rank]
+    there = [ROWS[comm.rank]] * 3  # the same number to each rank
+    return all_to_all(comm, own.T.ravel(), send_counts=there, receive_counts=ROWS)
+
+
+for rank, heads in enumerate(SimWorld(3).run(uneven)):
+    print(f"rank {rank}: {heads.tolist()}")
 
 # %% [markdown]
 # ## 7 Exercise: attention between two exchanges
@@ -257,10 +275,9 @@ assert not np.array_equal(back[0], own[0])
 # `q`, `k`, `v` are this rank's: (own tokens, heads, size) each. `rows` lists the number of tokens of
 # every rank, which may differ; heads are a multiple of the ranks, and rank 0 takes the first ones.
 # `attend(q, k, v)` is attention on one device, of arrays of that form with any number of heads.
-# Return the outputs of your tokens, (own tokens, heads, size). Use `all_to_all(comm, array,
-# send_counts=[...], receive_counts=[...])`, whose counts are numbers of elements by rank, or
-# messages. Judged: the outputs, messages and bytes. n - 1 messages there and n - 1 back are enough, so
-# `q`, `k` and `v` go in one exchange, and no more numbers than the heads need.
+# Return the outputs of your tokens, (own tokens, heads, size). Use `all_to_all` with counts, or messages.
+# Judged: the outputs, messages and bytes. n - 1 messages there and n - 1 back are enough, so
+# `q`, `k` and `v` go in one exchange (`np.stack`), and no more numbers than the heads need.
 
 
 # %%
@@ -277,7 +294,7 @@ check("22b.ulysses", solution("22b.ulysses"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Some tokens of all heads become all tokens of some heads**, and back: 4 N h/P (P-1)/P numbers per
+# - **Some tokens of all heads become all tokens of some heads**, and back: 4 N h (P-1)/P² numbers per
 #   layer in forward. A ring sends P/2 times as many, or P/(1+g) times when g heads of queries share one of
 #   keys.
 # - More ranks than heads: Ulysses inside groups, a ring between them.

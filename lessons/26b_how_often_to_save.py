@@ -40,11 +40,12 @@ from minidist.report.frame import new_figure, tidy
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Save so often that the saves cost as much as the failures.** Who saves more often spends more time on
-# saves than it saves, and who saves less often repeats more work.
+# **Save so often that the saves cost as much as the failures.** A job that saves more often spends more time on
+# saving than it wins back, and one that saves less often repeats more work.
 #
 # With a save of C hours after every T hours of work, an hour of work costs C/T hours of saving. A failure
-# costs half an interval on average, T/2 hours, and there is one every M hours: T/2M per hour of work.
+# costs half an interval on average, T/2 hours, and there is one every M hours: T/2M per hour of work. (A restart
+# takes no time here, and the job waits for a save. One that goes on while it saves has a smaller C.)
 
 # %%
 SAVE, MTBF = 0.1, 20.0  # C and M, in hours: the mean time between failures
@@ -57,19 +58,22 @@ def costs(interval):
 
 # %% [markdown]
 # Both costs and their sum, by the hours between two saves. One falls, the other one rises, and the sum is
-# the least where they cross. Around that point the sum is flat: it does not matter much whether one saves
-# a little too often.
+# the least where they cross, at the dot. Around it the sum is flat: it does not matter much whether one saves
+# a little too often or too seldom.
 
 # %%
 intervals = np.geomspace(0.2, 20, 25)
 saves, failures = costs(intervals)
+least = np.argmin(saves + failures)
 axes = (figure := new_figure(8, 3.2)).add_subplot()
 axes.plot(intervals, saves, color="#AA3377", label="saves, C/T")
 axes.plot(intervals, failures, color="#EE6677", label="failures, T/2M")
 axes.plot(intervals, saves + failures, color="#4477AA", label="both")
+axes.plot(intervals[least], (saves + failures)[least], "o", color="#4477AA")
 axes.legend(fontsize=8)
 axes.set_title("hours lost per hour of work", fontsize=10, loc="left")
 axes.set_xscale("log")
+axes.set_xticks(ticks := [0.2, 0.5, 1, 2, 5, 10, 20], [str(tick) for tick in ticks])
 axes.set_xlabel("hours between two saves")
 axes.set_ylabel("hours")
 tidy(axes)
@@ -117,7 +121,13 @@ assert costs(best)[0] == costs(best)[1]
 
 # %% [markdown]
 # With an interval of 10 hours the jobs lose more than by the formula, which assumes that T is small against
-# M: it leaves out that a segment that is begun again may fail again.
+# M: it leaves out that a segment that is begun again may fail again. The mean of all jobs is
+# M (e^((T+C)/M) - 1)/T - 1, as one can derive:
+
+# %%
+for interval in (2.0, 10.0):
+    exactly = MTBF * np.expm1((interval + SAVE) / MTBF) / interval - 1  # expm1(x) is e^x - 1
+    print(f"{interval:4} hours: {exactly:.3f} hours lost per hour of work")
 
 # %% [markdown]
 # ## 6 Break it
@@ -127,12 +137,15 @@ assert costs(best)[0] == costs(best)[1]
 
 # %%
 for interval in (2.0, np.sqrt(2 * SAVE * 1.0)):
-    hours = lost(100, interval, 1.0)
-    print(f"a save every {interval:.2f} hours: {hours:.1f} hours lost per hour of work")
+    hours, formula = lost(100, interval, 1.0), SAVE / interval + interval / 2
+    print(
+        f"a save every {interval:.2f} hours: {hours:.1f} hours lost per hour of work, "
+        f"{formula:.2f} by the formula"
+    )
 
 # %% [markdown]
-# Few segments of 2 hours come to their end without a failure. M falls with the number of cards, and the
-# interval must fall with its square root.
+# Few segments of 2 hours come to their end without a failure, and so the formula, which is for T small against
+# M, is far off there. M falls with the number of cards, and the interval must fall with its square root.
 
 # %% [markdown]
 # ## 7 Exercise: after how many steps?

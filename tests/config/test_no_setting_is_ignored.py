@@ -209,6 +209,7 @@ HONOURED = {
     ("reduction", "ordered", "sparsity_pattern", "2:4"): "two ranks add two numbers in either order",
     ("sparsity_scope", "global", "model", "cnn"): "a CNN has one linear layer, so all together are that one",
     ("reduction", "ordered", "pp", 2): "a stage with a tied weight is reduced in order in any case",
+    ("reduction", "auto", "pp", 2): "a stage with a tied weight is reduced in order in any case",
 }
 
 
@@ -335,7 +336,9 @@ def test_no_setting_is_ignored_in_any_pair(first):
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("zero: 3", "check_replicas"), ("strategy", "prefetch_batches"), ("model: mlp", "context"), ("cp", "attention")],
+    [("zero: 3", "check_replicas"), ("strategy", "prefetch_batches"), ("model: mlp", "context"), ("cp", "attention")]
+    + [("noise_scale", "memory_budget_file"), ("noise_scale", "adaptive_batch")]
+    + [("weights: measured", "memory_budget_file")],
 )
 def test_pairs_that_were_ignored_once(first, second):
     assert ignored(first, second) == []

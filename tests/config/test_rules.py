@@ -142,6 +142,7 @@ CASES = {
     "changing-batches-with-local-steps": {"local_steps": 2, "dp": 2, "weights": "measured:2"},
     "changing-batches-with-teacher-ranks": {**STUDENT, "dp": 2, "teacher_ranks": 1, "weights": "measured:2"},
     "memory-budget-file-with-batches-ahead": {"memory_budget_file": "budget", "loader_workers": 1},
+    "memory-budget-file-with-measured-weights": {"memory_budget_file": "budget", "weights": "measured:2", "dp": 2},
     "memory-budget-file-with-adaptive-batch": {"memory_budget_file": "budget", "adaptive_batch": 16, "dp": 2},
     "memory-budget-file-without-steps-in-common": {"memory_budget_file": "budget", "pp": 2, "schedule": "pipedream"},
     "memory-budget-file-with-teacher-ranks": {**STUDENT, "dp": 2, "teacher_ranks": 1, "memory_budget_file": "budget"},

@@ -902,7 +902,7 @@ MUTATIONS = {
         ("nbytes / ranks", "nbytes", "has 1/n of the bytes"),
     ],
     "20c.min_max_split": [
-        ("ends[-1] + time", "ends[-1] + 1", "with as many layers each do not take as long"),
+        ("ends[-1] + time", "ends[-1] + 1", "numbers of layers do not take equal times"),
         ("return sizes", "return [layers, *[0] * (stages - 1)]", "every stage has a layer"),
         (
             "return sizes",
@@ -914,7 +914,7 @@ MUTATIONS = {
         (
             "max(best[-1][j], ends[n] - ends[j])",
             "best[-1][j] + ends[n] - ends[j]",
-            "stages with as many layers each do not take",
+            "equal numbers of layers do not take",
         ),
         ("for _ in range(stages):", "for _ in range(stages - 1):", "every layer is in one stage and every stage"),
     ],

@@ -171,6 +171,11 @@ class AdaptiveBatches(Extension):
         return super().used_by(config) or measured_every(config.weights) > 0
 
     @classmethod
+    def notices(cls, job: Any) -> list[str]:
+        both = job.noise_scale and job.adaptive_batch is not None
+        return [f"--noise-scale has no effect, because --adaptive-batch {job.adaptive_batch} measures it"] * both
+
+    @classmethod
     def changes_batches(cls, config: Any) -> bool:
         return bool(changing(config))
 
@@ -207,10 +212,12 @@ class AdaptiveBatches(Extension):
     def after_update(self, moment: Any) -> None:
         if self.strategy.job.batches is not self.first:
             self.strategy.cut_batches(self.first)
-        if self.job.plan.changes:
+        # The plan may be that of another technique, and the noise scale only measured.
+        plan = self.job.plan
+        if isinstance(plan, VaryingPlan):
             axes, rows = moment.strategy.axes, moment.strategy.job.batch.shares.rows
-            self.job.plan.grow()
-            self.job.plan.measured(axes, self.seconds, sum(rows[axes.dp.rank]), moment.steps.stop)
+            plan.grow()
+            plan.measured(axes, self.seconds, sum(rows[axes.dp.rank]), moment.steps.stop)
 
     def result(self) -> dict[str, Any]:
         return {} if self.meter is None else {"noise_scale": self.meter.result()}

@@ -37,7 +37,7 @@ from minidist.base.watchers import current
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
-from minidist.data import cut_batch
+from minidist.data import cut_batch, measured_every
 from minidist.data.batch_plan import BatchPlan
 from minidist.techniques import Extension, Field, Rule, Run, Settings
 
@@ -68,6 +68,13 @@ RULES = (
         lambda j: j.memory_budget_file and j.adaptive_batch is not None,
         "--adaptive-batch {adaptive_batch} and --memory-budget-file both choose the number of micro-batches",
         "leave one of them out",
+    ),
+    Rule(
+        "memory-budget-file-with-measured-weights",
+        lambda j: j.memory_budget_file and measured_every(j.weights),
+        "not implemented: --weights {weights} chooses each rank's rows of the next steps, and --memory-budget-file how"
+        " they are cut",
+        "use fixed --weights, such as 2,1, or leave one of them out",
     ),
     Rule(
         "memory-budget-file-without-steps-in-common",
