@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_949,
     "comm": 6_768,
     "commands": 5_622,
-    "course": 13_404,
+    "course": 13_412,
     "core": 9_768,
     "data": 1_632,
     "debug": 9_953,
