@@ -100,8 +100,8 @@ CASES = [
     (1, {}),
     (1, {"precision": "bf16", "layers": 10}),
     (1, {"precision": "fp16", "layers": 10, "loss_scale": 8.0}),
-    (1, {"recompute": "full"}),
-    (1, {"recompute": "full", "offload": "activations"}),
+    (1, {"recompute": "full", "layers": 10}),
+    (1, {"recompute": "full", "offload": "activations", "layers": 10}),
     (1, {"model": "llama", "layers": 6}),
     (2, {"dp": 2, "clip": 0.1}),
     (2, {"dp": 2, "compression": "topk:0.1"}),
@@ -118,7 +118,8 @@ CASES = [
     (2, {"cp": 2, "attention": "ulysses"}),
     (2, {"ep": 2, "dp": 2, "experts": 2}),
     (2, {"strategy": "ps"}),
-    *((2, {"pp": 2, "schedule": name}) for name in ("gpipe", "1f1b", "zb-h1", "interleaved", "zb-v", "dualpipe")),
+    *((2, {"pp": 2, "schedule": name}) for name in ("gpipe", "1f1b", "zb-h1", "interleaved", "dualpipe")),
+    (2, {"pp": 2, "schedule": "zb-v", "layers": 8}),
     *((2, {"pp": 2, "schedule": name}) for name in ASYNCHRONOUS),
 ]
 GROW = [
@@ -138,7 +139,10 @@ def name_of(case):
 @pytest.mark.sampled(24)
 @pytest.mark.parametrize(("ranks", "values"), CASES, ids=name_of)
 def test_the_peak_of_the_account_is_numpys(process, ranks, values):
-    """Workers and servers run before all observers: they have one peak."""
+    """Workers and servers run before all observers: they have one peak.
+
+    The account leaves out the blocks in which a kernel works, 0.5 MB in GELU: a model has to be larger than those.
+    """
     at_once = values.get("strategy") == "ps"
     seen, _ = run(process, ranks, (1, 2), process.peaks, **{**LARGE, "steps": 3, **values})
     arrays, account = seen[0 if at_once else 1]
