@@ -18,9 +18,9 @@
 # step all four must hold **the weights that one machine would hold**, or four networks are trained
 # in place of one.
 #
-# Such a worker, which has a separate memory, is a *rank*; ranks are numbered from 0. No rank can
-# look into the memory of another one: every number that another rank needs must be sent, and every
-# number that is sent must be received. What has to be sent here? And what happens if it is not?
+# A worker with a separate memory, here a machine and usually one process, is a *rank*; ranks are numbered from 0. No
+# rank can look into the memory of another one: every number that another rank needs must be sent, and every number
+# that is sent must be received. What has to be sent here? And what happens if it is not?
 #
 # This page trains on four ranks, which it simulates in one process. Four of the pictures:
 
@@ -177,8 +177,8 @@ sent.judge(sum(m.nbytes for m in world.traces[3].sent()))
 # %% [markdown]
 # Every weight has one number in the gradient, so a rank sends one number per weight, and not one
 # picture. Rank 0 sends three times as many bytes. The more ranks there are, the longer one sum takes, as
-# all gradients go through rank 0: 39,760 B take 4 µs, n - 1 gradients come in one after the other and n - 1
-# sums go out, which is 2 (1 + 4 (n - 1)) µs in all. Lesson 04 does without such a rank.
+# all gradients go through rank 0: 39,760 B take 3.98 µs, n - 1 gradients come in one after the other and n - 1
+# sums go out, which is 2 (1 + 3.98 (n - 1)) µs in all. Lesson 04 does without such a rank.
 
 # %%
 for ranks in (4, 8, 64):
@@ -251,8 +251,9 @@ picture("space-time", world, "part 6 of lesson 00")
 # rank that it may speak, a *token* that goes from rank to rank. A sentence takes 1 ms.
 #
 # The check runs your function on several numbers of ranks, 1 among them, with sends that wait for the
-# receiver and with sends that do not. *Par* is what our own solution needs. What an exercise names as
-# judged must not exceed par; the other numbers that the check prints are for information. For a wrong
+# receiver and with sends that do not. *Par* is what our own solution needs. Where an
+# exercise says that bytes, messages, time or memory are judged, yours must not exceed par; the other numbers that
+# the check prints are for information. For a wrong
 # answer it shows the smallest case in which the answer fails, a picture of the messages, and a hint.
 #
 # Judged: one sentence per rank, in order; messages (par).

@@ -120,7 +120,8 @@ with account_memory() as counted:
 #
 # The bytes at the peak, by purpose, and a formula for each. In float32 a parameter takes 4 B, its
 # gradient 4 B, and Adam's two averages 8 B. In this network an activation takes 4 B per output and row,
-# because a layer and its ReLU are one operation, which keeps one array.
+# because a layer and its ReLU are one operation, which keeps one array. (Of the last layer the logits are not kept:
+# the loss keeps an array of the same size, made from their softmax.)
 
 # %%
 formula = {
@@ -260,9 +261,10 @@ check("02.free_in_order", solution("02.free_in_order"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - A step holds **parameters + gradients + optimizer state + activations**. With Adam in float32 they
-#   take **16 B per parameter, and in this network 4 B per row for each output of each layer**. ZeRO
-#   (lessons 11 and 12) divides the first three among ranks, and recomputation (lesson 10) reduces the last.
+# - A step holds **parameters + gradients + optimizer state + activations**.
+#   The first three take **16 B per parameter** with Adam in float32; the activations take, in this network, **4 B
+#   per row and output**. ZeRO (lessons 11 and 12) divides the first three among ranks, and recomputation
+#   (lesson 10) reduces the last.
 # - The peak lies at the start of backward, when everything is alive at once. (PyTorch's `zero_grad` drops the
 #   gradients by default; here they stay, and are set to 0.) An array is freed with its last reference, so the
 #   order of the steps and the names that refer to arrays decide.

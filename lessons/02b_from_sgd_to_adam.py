@@ -96,8 +96,8 @@ picture(
 # optimizers has one more idea:
 #
 # - **SGD** has no state: p -= lr g. The steepest weight decides the rate of all.
-# - **Momentum** keeps a sum of past gradients. Where they have the same sign they add up,
-#   and where the sign changes at every step they cancel.
+# - **Momentum** keeps a sum of past gradients in which each counts 0.9 times as much as the one after it. Where they
+#   have the same sign they add up, and where the sign changes at every step they cancel.
 # - **RMSProp** keeps an average of the squares and divides by its root, so a weight moves by about lr
 #   per step, whether its gradients are large or small. The average begins at 0, so the first step is
 #   ten times as long: the root of 0.01 g^2 is a tenth of g.
@@ -218,14 +218,14 @@ for name, (kind, settings) in LIBRARY.items():
     print(f"{name:8} as before {np.hypot(*paths[name][100]):.3f}, turned {np.hypot(*p.data):.3f}")
 
 # %% [markdown]
-# SGD and momentum do not notice the turn. RMSProp and Adam are slower than SGD now, and no error says so:
-# they only know how large the gradient of each weight is, and here both are equally large.
+# SGD and momentum do not notice the turn. With the rates above RMSProp and Adam are slower than SGD now, and no
+# error says so: they only know how large the gradient of each weight is, and here both are equally large.
 
 # %% [markdown]
 # ## 7 Exercise: Adam
 #
 # `gradients` (steps, size) are those of one piece of the weights, which begins with the values
-# `weights`. Return the weights after all steps of Adam with the rate `lr`: the two averages of the case,
+# `weights`. Return the weights after all steps of Adam with the rate `lr`: the two averages of part 2,
 # both corrected as in part 4, and 1e-8 added to the root of the corrected v.
 #
 # Judged: the weights. The library's optimizers may not be called.

@@ -13,8 +13,8 @@
 #
 # ## 1 The case
 #
-# Four ranks form a circle, and each has 24 bytes for its right neighbour. The program is four
-# lines: send to the right, then receive from the left. It passes every test on your laptop. A year
+# Four ranks form a circle, and each has 24 bytes for its right neighbour. The program is
+# short: send to the right, then receive from the left. It passes every test on your laptop. A year
 # later the messages have grown, and the job hangs, at night, without an error.
 #
 # The program does not say whether a send waits for its receive. An MPI library may copy a short
@@ -236,10 +236,11 @@ for name in ("by_order", "by_sendrecv", "by_requests"):
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - A program that runs with **every send synchronous** does not depend on buffers. Test it that way;
+# - A program that runs with **every send synchronous** does not depend on buffers, if it receives from named
+#   ranks. Test it that way;
 #   minidist's simulated world does by default.
-# - A deadlock is a **circle** of ranks that wait for each other. Break it with an order, with
-#   `sendrecv`, or with `isend`, `irecv` and `wait`. On this clock an exchange
+# - A deadlock is a **circle** of ranks that wait for each other, or a rank that waits for one that has ended.
+#   Break a circle with an order, with `sendrecv`, or with `isend`, `irecv` and `wait`. On this clock an exchange
 #   takes the time of one message when all ranks send at once, and with an order that of two.
 
 # %% [markdown]

@@ -49,8 +49,8 @@ guess = {
 # *all-gather* gives all chunks to all ranks. With a root, n - 1 whole arrays go into one rank and
 # n - 1 come out of it. The ring saves bytes: less than two arrays leave each rank, however many ranks
 # there are. It costs 2 (n-1) steps one after the other, and each takes the *latency* of a message, the
-# time that even an empty one needs. During the first part of it, the *overhead*, the sender is busy and
-# can start no other message.
+# time that even an empty one needs. For a part of it, the *overhead*, the sender is busy at the start
+# and the receiver at the end: the one can send no other message, and the other can receive none.
 #
 # Four ranks have 12 numbers each, so a chunk has 3 numbers (24 B). In the first three steps sums are
 # formed, and in three more they are distributed. In every step each rank sends to the right and

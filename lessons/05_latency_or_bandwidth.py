@@ -24,8 +24,8 @@
 #
 # For one number recursive doubling is faster, because it has fewer rounds; for a gigabyte
 # Rabenseifner's algorithm is faster, because it sends fewer bytes. At which size do they take the
-# same time? And if one keeps the ring for a single number of 8 bytes, how many times as long as the
-# fastest of the three does it take?
+# same time? (One number cannot be cut, so for 8 B each round in which a rank sends anything sends all of it.) And if
+# one keeps the ring for a single number of 8 bytes, how many times as long as the fastest of the three does it take?
 
 # %%
 import numpy as np
@@ -284,8 +284,9 @@ check("05.choose", solution("05.choose"))
 #
 # - Time = rounds x alpha + bytes x beta. For short arrays recursive doubling, **log2 n (alpha + beta
 #   S)**, where n is a power of two. For long ones Rabenseifner's algorithm, **2 log2 n alpha + 2 (n-1)/n
-#   beta S**, where n is a power of two. Otherwise one that sends each byte twice: the ring, **2 (n-1) alpha
-#   + 2 (n-1)/n beta S**, or, where all pairs of ranks are equally near, the rank order of lesson 04b.
+#   beta S**, where n is a power of two. Otherwise one that sends less than twice the array from each rank: the ring,
+#   **2 (n-1) alpha + 2 (n-1)/n beta S**, or, where all pairs of ranks are equally near, direct messages between all
+#   pairs (`ordered`, lesson 04b).
 # - Where they cross depends on n and alpha / beta. Ask for `auto`, or measure; a crossover of one
 #   network is wrong on another.
 

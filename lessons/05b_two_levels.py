@@ -15,7 +15,7 @@
 #
 # Eight ranks sum an array of 1,000,000 B. They are on two machines of four: ranks 0 to 3 on the
 # first, 4 to 7 on the second. Inside a machine a byte takes 0.1 ns, from one to the other 2 ns,
-# twenty times as long.
+# twenty times as long; each message takes, in addition, 1 µs inside a machine and 10 µs from one to the other.
 #
 # Three ways to do it:
 #
@@ -205,8 +205,8 @@ check("05b.ring_order", solution("05b.ring_order"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **First inside each machine, then between them**: on M machines of L ranks, each rank sends 2 (M-1)/M
-#   of an L-th of the array over the slow links.
+# - **First inside each machine, then between them, then inside again**: on M machines of L ranks, each rank sends 2
+#   (M-1)/M of an L-th of the array over the slow links.
 # - In a good order M links of a ring join different machines, in a bad one all n, which then share the
 #   machines' network cards. No result shows that; the bytes matrix does.
 #

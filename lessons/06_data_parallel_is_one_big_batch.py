@@ -18,8 +18,8 @@
 # 0's rows is 1, over rank 1's rows it is 9. One device with all eight rows would get the mean over
 # the rows.
 #
-# What must both ranks get? And when the whole model has 676 numbers of 8 bytes, how much of it
-# leaves a rank in every step, when four ranks sum their gradients round a ring?
+# What must both ranks get? The second question is about another job: four ranks sum the gradients of a
+# model of 676 numbers of 8 bytes round a ring. How many bytes leave a rank in every step?
 
 # %%
 import numpy as np
@@ -195,7 +195,7 @@ share.judge(sent / size, within=0.02)
 # In PyTorch a loss is by default the mean over the rank's rows, and the wrapper averages the ranks'
 # gradients: together they make a mean of means. For equal shards it is right. For shards of 5 and 3
 # it trains *another* problem, in which each of the 3 rows counts more than each of the 5. A mean of
-# means divides a rank's losses by the rank's rows, times the number of ranks. For shards of 5 and 3 the
+# means divides the loss of each row by (its rank's rows x the number of ranks). For shards of 5 and 3 the
 # losses do not show the bug:
 
 
@@ -253,8 +253,7 @@ check("06.weighted_average", solution("06.weighted_average"))
 #
 # - Data parallel training equals training with one big batch when the replicas start equal, **every**
 #   gradient is summed, and the divisor is the number of rows of **all** ranks: g = sum over ranks of
-#   (count_r / total) mean_r. With a larger batch a larger learning rate can be used (lesson
-#   [10b](10b_batch_size_and_noise.ipynb)).
+#   (count_r / total) mean_r.
 # - It sends **2 (n-1)/n Ψ** numbers from each rank in a step for a model of Ψ parameters, however
 #   large the batch is.
 

@@ -183,7 +183,7 @@ assert off == 0
 # ## 6 Break it
 #
 # A stale gradient is right, but late: after τ more updates the correction is still on its way, so it is made
-# τ + 1 times, and must be a small one. For a loss λw²/2, a learning rate a and a delay of τ updates the
+# up to τ + 1 times, and must be a small one. For a loss λw²/2, a learning rate a and a delay of τ updates the
 # steps w ← w - a λ w(τ updates ago) are stable only while
 # **aλ < 2 sin(π / (4τ + 2))** (Levin and May 1976). For the losses of part 4 λ is 1. Four equal workers with `asp` have
 # τ = 3, as each sees its weights again after the pushes of the other three. A learning rate just below the
@@ -264,7 +264,7 @@ check("06c.ssp", solution("06c.ssp"))
 # |---|---|
 # | servers, workers | `ps` and `worker` tasks of TensorFlow's `ParameterServerStrategy`; `DMLC_ROLE=server` and `worker` of ps-lite and MXNet; BytePS |
 # | `bsp` | MXNet `kvstore='dist_sync'`; TensorFlow 1 `SyncReplicasOptimizer` |
-# | `asp` | MXNet `kvstore='dist_async'`; Hogwild! (Niu et al. 2011) on one machine; Downpour SGD (Dean et al. 2012) |
+# | `asp` | MXNet `kvstore='dist_async'`; Hogwild! (Recht et al. 2011) on one machine; Downpour SGD (Dean et al. 2012) |
 # | `ssp:s` | `staleness` of Petuum / Bösen; SSPTable (Ho et al. 2013) |
 # | several servers, each with a part of the weights; on the workers' machines | BytePS's colocated mode; ZeRO's owners of shards |
 # | bsp that does not wait for the last workers | backup workers (Chen et al. 2016) |

@@ -192,9 +192,9 @@ assert all(
 # the bytes is enough. With sorted rows each rank learns its digits and unlearns the others, so the average
 # is worse. The loss of rank 0 does not show it: it is lower than with an average in every step.
 #
-# DiLoCo's loss is lower with the same bytes, partly because its momentum makes longer steps. It does not
-# cure the drift: where training ends, the common weights no longer change, so they are equal to the
-# average. In the case of the two ranks DiLoCo therefore ends where local SGD does.
+# DiLoCo's loss is lower with the same bytes, partly because its momentum makes longer steps. Data parallelism
+# with momentum would gain as well. DiLoCo does not cure the drift: where training ends, the common weights no longer
+# change, so they are equal to the average. In the case of the two ranks DiLoCo therefore ends where local SGD does.
 
 # %% [markdown]
 # ## 6 Break it

@@ -52,9 +52,9 @@ from minidist.job.train.trainer import train as train_job
 # ## 3 The idea and its picture
 #
 # Store parameters, gradients and activations in **2 bytes instead of 4**, and train to nearly
-# the same loss. That is half of the activations and half of every message. Processors with 16-bit matrix
-# units are also several times as fast. Training in 16 bits costs a float32 copy of the parameters, and a factor
-# of the loss, the *loss scale*: the loss is multiplied by it before backward, and the gradient is
+# the same loss. That is about half of the activations and half of every message. Processors with 16-bit matrix
+# units are also several times as fast. Training in 16 bits costs a float32 copy of the parameters, and, in float16, a
+# factor of the loss, the *loss scale*: the loss is multiplied by it before backward, and the gradient is
 # divided by it afterwards, in float32. The scale is needed because **float16 runs out of range long
 # before it runs out of digits**.
 #
@@ -263,8 +263,8 @@ assert set(verdict.max_difference.values()) == {0}
 #
 # An overflow on one rank must be one on all of them. In plain data parallelism the all-reduce carries the infinity
 # to every rank. From lesson 11 on a rank sees only a part of the summed gradient, steps that part, and gathers the
-# other new weights. In this program, too, and each rank decides by its own part whether it makes the step. On rank 1
-# an entry is too large for float16 (`minidist museum 15a` shows it in a training job):
+# other new weights. This program does the same, and each rank decides by its own part whether it makes the step. On
+# rank 1 an entry is too large for float16 (`minidist museum 15a` shows it in a training job):
 
 # %%
 from minidist import DeadlockError, all_gather

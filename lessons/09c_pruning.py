@@ -54,9 +54,9 @@ from minidist.techniques.pruning.schedule import SparsitySchedule
 # *Prune*: set most weights to zero, the smallest ones, and let the rest of the training recover
 # from it. The gradients of zeros need not travel. Memory is another matter: in float32 each kept weight needs
 # an index of 4 B next to its own 4 B, so a fifth of the weights takes two fifths of the bytes, and
-# products get no faster. (That is why graphics cards want a regular pattern, `2:4` in part 9: two
-# zeros in every four weights.) It costs accuracy, most of it when pruning comes too early. And on
-# several ranks **which weights are zero is a decision, and all ranks must make the same one**.
+# on ordinary hardware products get no faster, as the zeros lie anywhere. (That is why graphics cards want a regular
+# pattern, `2:4` in part 9: two zeros in every four weights.) It costs accuracy, most of it when pruning comes too
+# early. And on several ranks **which weights are zero is a decision, and all ranks must make the same one**.
 #
 # The model, with a pruner that sets zeros after each step. `compress` is called in place of the all-reduce (it is a
 # hook), and with `KeptEntries` it sends the gradients of the kept weights only:
@@ -102,7 +102,8 @@ def train(comm, schedule=None, steps=STEPS, seed=0):
 
 # %% [markdown]
 # The loss of a dense model, and of one that prunes every five steps between steps 30 and 100, until four fifths of
-# its weights are zero. The first prunings show nothing; from step 65 on the loss rises with each of them, and recovers.
+# its weights are zero. The first prunings only slow the fall: from step 35 on the curve lies above the dense one. From
+# step 65 on the loss jumps at most of them, and recovers; it ends near 0.16, the dense one near 0.01.
 
 # %%
 gradually = SparsitySchedule(0.8, 30, 100, 5)
@@ -261,7 +262,8 @@ check("09c.kept_all_reduce", solution("09c.kept_all_reduce"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Prune late**; the usual schedule is s_t = s_f (1 - (1 - (t - t0) / (t1 - t0))³), fast at first and then slowly.
+# - **Do not prune early**; the usual schedule is s_t = s_f (1 - (1 - (t - t0) / (t1 - t0))³), fast at first and then
+#   slowly.
 # - Ranks with equal weights have equal masks, so each rank sends **2 (n-1)/n times the bytes of the kept
 #   gradients**, and no mask.
 # - A pruned weight has to be set to zero after every step.

@@ -13,7 +13,7 @@
 #
 # ## 1 The case
 #
-# A network of 16 equal layers keeps the output of every layer for backward, and the softmax of the last one:
+# A network of 16 equal layers keeps the output of every layer, and for backward the softmax of the last one:
 # 17 arrays of 262,144 B are alive when backward begins, and the memory is too small. There are two ways to
 # keep fewer.
 #
@@ -69,9 +69,9 @@ rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# Train with fewer activation bytes, and change no number. **Accumulation** cuts the batch, and
-# **recomputation** cuts the network. Accumulation costs nothing here (small products are less efficient on
-# real devices), recomputation costs one more forward.
+# Train with fewer activation bytes, and change nothing, or only the rounding. **Accumulation** cuts the batch, and
+# **recomputation** cuts the network. Accumulation costs nothing here, as long as only the last pass sends (small
+# products are less efficient on real devices), recomputation costs one more forward.
 #
 # The network, and its segments as functions of their input:
 
@@ -118,7 +118,8 @@ def step(comm, segments=None, micro_batches=1, p=0.0):
 
 # %% [markdown]
 # The memory of one step: without changes, in four micro-batches, and in two segments, at one scale. (The hill at the
-# left is the model while it is built.) Look at the light blue, the activations. Without changes they rise once, to 17 arrays. With four micro-batches they
+# left is the model while it is built.) Look at the light blue, the activations. Without changes they rise once, to
+# 17 arrays: 16 outputs (the last one is there because `x` names it) and the softmax. With four micro-batches they
 # rise four times, a quarter as high. With two segments forward keeps almost nothing, and backward rises twice, once
 # for each segment that runs again:
 
@@ -213,7 +214,8 @@ for m in (2, 4):
 
 # %% [markdown]
 # The arithmetic: `FlopCounter` counts the operations of a step. Forward runs twice instead of once, so a step whose
-# backward has twice the work of a forward is 2 + 2 in place of 1 + 2:
+# backward has twice the work of a forward is 2 + 2 in place of 1 + 2. The first layer's input is data, so its input
+# gradient is not computed: the ratio is 1.34 and not 4/3:
 
 # %%
 flops = {}

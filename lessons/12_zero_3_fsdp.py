@@ -53,7 +53,7 @@ rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 # ## 3 The idea and its picture
 #
 # Keep only 1/n of the *parameters* too. **A layer's weights are gathered just before it computes
-# and dropped right after**, so everything that grows with the model is divided by n. With Adam in
+# and dropped right after**, so all states of the model are divided by n. With Adam in
 # mixed precision 16 B per parameter become 16/n. It costs more bytes on the links, for every
 # micro-batch, and waiting for them unless the next gather runs while a layer computes.
 #
@@ -299,8 +299,9 @@ assert total["fully sharded"] < total["one unit"] < total["data parallelism"]
 #
 # `gather(i)` starts to gather layer i and returns something whose `wait()` gives its weights.
 # `compute(i, weights, x)` returns the layer's output and takes some time. Run all `layers` in order
-# and return the last output. What is judged: the output, the time, and that at most two whole layers are
-# alive.
+# and return the last output. `layers` may be 0: then return x.
+#
+# Judged: the output; bytes, time (par); at most two whole layers alive.
 
 
 # %%
@@ -322,7 +323,8 @@ check("12.prefetch", solution("12.prefetch"))
 # - **Gather, compute, drop; in backward gather, compute, reduce-scatter, drop**: 16/n B per
 #   parameter, d+1 whole layers when d are gathered ahead, and in backward their whole gradients.
 # - It sends **3 (n-1)/n Ψ numbers per micro-batch**, where ZeRO 1 sends 2 (n-1)/n Ψ per step; one layer
-#   ahead hides it if a layer computes as long as its gather travels.
+#   ahead hides it if a layer computes as long as its gather travels (in backward it has twice the
+#   work, and hides a reduce-scatter besides).
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
@@ -331,8 +333,8 @@ check("12.prefetch", solution("12.prefetch"))
 # its own master copy: 4 + 4 + 8 B per parameter, divided by n.
 #
 # The second row 12 trains another model. On 64 cards 7 billion parameters have no need of ZeRO 3: with
-# ZeRO 1 the cards wait 0.01 s of 1.55 s for messages, and no other layout is faster. So from here on the
-# model has 65 billion parameters. On 64 cards they do not fit with ZeRO 2, and with ZeRO 3 the cards wait
+# ZeRO 1 the cards wait 0.01 s of 1.55 s for messages, so no other layout can gain 1 % by waiting less. So from here
+# on the model has 65 billion parameters. On 64 cards they do not fit with ZeRO 2, and with ZeRO 3 the cards wait
 # 3.79 s in a step for messages:
 
 # %%
