@@ -35,8 +35,8 @@ weight_guess = predict("the second weight after 200 steps", example=1.0)
 #
 # **Send less of the gradient, remember what was not sent, and send it later.** The price is memory for what
 # is remembered (as many numbers as there are parameters), and the weights are no longer those of one device. That
-# nothing is lost is one line of algebra; that such a training *converges* is proved for small learning rates (Stich
-# et al. 2018; Karimireddy et al. 2019); how far the loss falls here a run has to show.
+# nothing is lost is one line of algebra; the *convergence* of such a training is proved for small learning
+# rates (Stich et al. 2018; Karimireddy et al. 2019); how far the loss falls here a run has to show.
 #
 # The example is a network with 9,930 weights on four ranks, whose links are slow, 10 MB/s. The pictures
 # show one step of rank 0 and its messages: with the whole gradient in a ring, and with the largest

@@ -210,7 +210,7 @@ unit = 1024 * RANKS  # a block of the norm on each rank
 psi = unit * -(-numel // unit)
 state, traffic = 4 * 2 * psi // RANKS, 4 * 2 * (RANKS - 1) * psi // RANKS
 print(f"Ψ = {psi:,}, without padding {numel:,}: {psi / numel - 1:.1%} more")
-print(f"Adam's state, 2 Ψ / n, is {state:,} B; sent, 2 (n-1)/n Ψ, are {traffic:,} B")
+print(f"Adam's 2 Ψ/n numbers are {state:,} B; the 2 (n-1)/n Ψ numbers sent are {traffic:,} B")
 assert held[1]["optimizer"] == held[2]["optimizer"] == state
 assert sum(sent[1].values()) == sum(sent[2].values()) == traffic
 
@@ -269,7 +269,8 @@ assert total[2] == 5 * total[1] // 2
 #
 # Clipping needs the norm of the *whole* gradient, and a rank has a shard. When each rank takes the
 # norm of its shard, every shard is scaled by another factor: the direction of the step changes,
-# silently. The right way sums a few numbers over the ranks:
+# silently. The right way sums the squares of each shard's entries, adds these sums over the ranks,
+# and scales every shard by 0.1 / the root of the total when that root is larger than 0.1:
 
 # %%
 from minidist import SGD
@@ -362,7 +363,7 @@ spent("11", dp=8, zero=2)
 # | here | elsewhere |
 # |---|---|
 # | `ZeroOptimizer(stage=1)`, `--zero 1` | DeepSpeed `"zero_optimization": {"stage": 1}`; PyTorch `ZeroRedundancyOptimizer`; Megatron-LM `--use-distributed-optimizer` |
-# | `ZeroOptimizer(stage=2)`, `--zero 2` | DeepSpeed `"stage": 2`; PyTorch FSDP `ShardingStrategy.SHARD_GRAD_OP` (`reshard_after_forward=False`) |
+# | `ZeroOptimizer(stage=2)`, `--zero 2` | DeepSpeed `"stage": 2`; PyTorch FSDP `ShardingStrategy.SHARD_GRAD_OP`, which keeps the parameters whole between forward and backward (`reshard_after_forward=False`) |
 # | `reduce_bucket_size` | DeepSpeed `reduce_bucket_size`, `allgather_bucket_size` |
 # | padding of the flat array | PyTorch `FlatParameter`; DeepSpeed aligns its flat buffers too |
 # | `clip_grad_norm_` over shards | PyTorch FSDP `model.clip_grad_norm_`; DeepSpeed `gradient_clipping` |
