@@ -15,9 +15,9 @@
 #
 # The loss of a distributed program falls, and nothing raises. Is the program right? Take a bug, the mean of
 # means over ranks or over micro-batches, that was reported to seven projects within two years
-# (`minidist museum 1a` names them). Eleven rows are one training step on three ranks, which have 4, 4 and 3 of them. Each rank
-# takes the mean of the gradient over its own rows, and the three means are averaged. Suppose that it was tested
-# with 12 rows, where it is right.
+# (`minidist museum 1a` names them). Eleven rows are one training step on three ranks, which have 4, 4 and 3 of
+# them. Each rank takes the mean of the gradient over its own rows, and the three means are averaged. Suppose that
+# it was tested with 12 rows, where it is right.
 #
 # With 11 rows the gradient is wrong: some rows count more than they should. How many times as much as it
 # should does a row of the third rank count? And does the loss show it?
@@ -190,8 +190,7 @@ print(f"{reported} of all {len(exhibits())} exhibits were reported of public cod
 #
 # Three rows have a right first gradient. Exhibit 139 computes wrong weights from right gradients. In 114 only
 # the gradients of short windows are wrong, and the first window is a whole one. So compare weights after several
-# steps as well. Exhibit 19a changes no number at all: it only takes memory, and
-# only the peak shows it.
+# steps as well. Exhibit 19a changes no number at all: it only takes memory, and only the peak shows it.
 
 # %% [markdown]
 # ## 6 Break it
