@@ -49,10 +49,10 @@ from minidist.report.frame import new_figure
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **A save has happened, or it has not.** All files are written into a new folder. When all of them are on
-# the disk, one rename gives the folder its name, and a second one replaces the file `latest`. Only the second
-# one counts. A failure then costs nothing but the work since the last save. The price is a disk with room for two checkpoints, and two moments at which all ranks
-# wait for each other.
+# **A save has happened, or it has not.** All files are written into a new folder. When all of them are on the
+# disk, one rename gives the folder its name, and a second one replaces the file `latest`. Only the second one
+# counts. A failure then costs nothing but the work since the last save. The price is a disk with room for two
+# checkpoints, and two moments at which all ranks wait for each other.
 #
 # Both ways to save three files, moment by moment: blue is an old file, grey one that is half written, green a new
 # one. When the files are overwritten, the rows have different colours from moment 1 to 5. Below, the old files
