@@ -202,10 +202,10 @@ for ranks in (2, 3, 4):
 # %% [markdown]
 # ## 6 Break it
 #
-# Leave out f on all ranks: each keeps only the part of x's gradient that comes from its columns. Every
-# shape fits and the loss falls. But what lies before the columns and is whole on all ranks, the norms and
-# the embedding of the positions, now gets another gradient on each rank, and the replicas drift apart. The
-# loss is printed after 40 steps, the largest difference of a weight from one device's after 3:
+# Leave out f on all ranks: each keeps only the part of x's gradient that comes from its columns. Every shape
+# fits and the loss falls. But what lies before the columns and is whole on all ranks, the norms, the biases of
+# both `c_proj` and the embedding of the positions, now gets another gradient on each rank, and the replicas
+# drift apart. The loss is printed after 40 steps, the largest difference of a weight from one device's after 3:
 
 # %%
 from minidist import MismatchError
@@ -300,7 +300,7 @@ spent("14")
 # | `ColumnParallelLinear`, `RowParallelLinear` | the same in Megatron-LM; PyTorch `ColwiseParallel`, `RowwiseParallel` |
 # | `copy_to_tensor_parallel_region` (f), `reduce_from_...` (g) | the same in Megatron-LM `tensor_parallel/mappings.py` |
 # | `parallelize_module(model, mesh["tp"], plan)` | the same in `torch.distributed.tensor.parallel` |
-# | `--tp 2` | Megatron-LM `--tensor-model-parallel-size 2`; DeepSpeed `tensor_parallel.tp_size`; vLLM `--tensor-parallel-size` |
+# | `--tp 2` | Megatron-LM `--tensor-model-parallel-size 2`; DeepSpeed `tensor_parallel.autotp_size`, for inference `tensor_parallel.tp_size`; vLLM `--tensor-parallel-size` |
 # | `Layout` of a parameter | PyTorch `DTensor` placements `[Shard(0)]`, `[Replicate()]` |
 #
 # Each layer now waits for two sums in forward and for two in backward, 1.6 s of a step in row 14, so t stays

@@ -56,10 +56,10 @@ from minidist.nn import causal_attention_composite
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Split what tensor parallelism leaves whole: the rows (tokens) between the layers.** An all-reduce becomes
-# a reduce-scatter and an all-gather, and of what lies between the two each of t ranks keeps a t-th. It costs one more gather in backward for each layer that reads a
-# gathered input (two per block), and a sum of the gradients of the norms' weights, of which each
-# rank has a part.
+# **Split what tensor parallelism leaves whole: the rows (tokens) between the layers.** An all-reduce becomes a
+# reduce-scatter and an all-gather, and of what lies between the two each of t ranks keeps a t-th. It costs one
+# more gather in backward for each layer that reads a gathered input (two per block), and a sum of the gradients
+# of the norms' weights, of which each rank has a part.
 #
 # The block of lesson 14 with dropout, and its rows whole or split:
 
@@ -231,8 +231,8 @@ for ranks in (2, 4):
 # %% [markdown]
 # ## 6 Break it
 #
-# Forget to sum the gradients of what is whole on all ranks and has seen a part of the rows: the norms, and
-# the embedding of the positions. These weights now move apart, a little each step:
+# Forget to sum the gradients of what is whole on all ranks and has seen a part of the rows: the norms, the
+# biases of the second matrices, and the embedding of the positions. These weights now move apart, a little each step:
 
 # %%
 from minidist import MismatchError
@@ -285,8 +285,8 @@ check("14b.split_mlp", solution("14b.split_mlp"))
 # ## 8 Takeaway
 #
 # - All-reduce = reduce-scatter + all-gather; between the two each rank keeps **1/t of the rows**. In
-#   16 bits, where each 4 of the table is a 2, a block keeps (34 s b h + 5 a s² b)/t bytes (b texts, s tokens,
-#   h numbers, a heads, t ranks), for two more gathers in backward.
+#   16 bits, where each 4 of the table is a 2, a block keeps (34 s b h + 5 a s² b)/t bytes (without the 8 s b of
+#   the table; b texts, s tokens, h numbers, a heads, t ranks), for two more gathers in backward.
 # - The weight of a norm has seen 1/t of the rows, so its gradient is summed over the ranks.
 
 # %% [markdown]
@@ -305,7 +305,7 @@ check("14b.split_mlp", solution("14b.split_mlp"))
 # | `gather_from_sequence_parallel_region` | the same in Megatron-LM `tensor_parallel/mappings.py` |
 # | `regather` | Megatron-LM gathers again in `LinearWithGradAccumulationAndAsyncCommunication.backward` |
 # | `vocab_parallel_cross_entropy` | the same in Megatron-LM; PyTorch `loss_parallel()` |
-# | `VocabParallelEmbedding`, `padded_vocab_size` | the same in Megatron-LM, where `--make-vocab-size-divisible-by` is 1 |
+# | `VocabParallelEmbedding`, `padded_vocab_size` | the same in Megatron-LM, which pads to a multiple of 128 times the number of ranks by default (`--make-vocab-size-divisible-by`), minidist to one of the number of ranks |
 #
 # The logits are whole in lesson 14, too, and a model's widest array. `vocab_parallel_cross_entropy`
 # divides them by words; it needs three numbers per token from the other ranks (the largest logit, the sum

@@ -217,9 +217,9 @@ assert not wrong.equal
 # %% [markdown]
 # ## 7 Exercise: dispatch and combine
 #
-# `slots` is (experts, capacity, width) of this rank's tokens; rank r has the experts r x E/n to
-# (r+1) x E/n - 1 of E, and `run_expert(e, rows)` computes one of *yours*. Return the slots, computed.
-# `all_to_all` sends the j-th part of a flat array to rank j and returns what came, by source rank: as
+# `slots` is (experts, capacity, width) of this rank's tokens; rank r has the experts r x E/n to (r+1) x E/n - 1
+# of E, and `run_expert(e, rows)` computes one of *yours*; e is its number among all E. Return the slots,
+# computed. `all_to_all` sends the j-th part of a flat array to rank j and returns what came, by source rank: as
 # (ranks, own experts, capacity, width), here.
 #
 # Judged: the slots, and the bytes of two all-to-alls.
@@ -245,7 +245,7 @@ check("14c.dispatch", solution("14c.dispatch"))
 #
 # - **Tokens move, weights stay**: four all-to-alls per layer and micro-batch, (n-1)/n x tokens x k
 #   x factor x width numbers each.
-# - Every slot is paid in bytes, full or empty, and with too few slots tokens are dropped.
+# - Every slot is paid in bytes and in computing, full or empty, and with too few slots tokens are dropped.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -256,7 +256,7 @@ with expect(PlanError):
 
 # %% [markdown]
 # A silent bug: every micro-batch divides by its own rows. Each loss looks like that of a batch, but
-# the step's loss is their sum, and the gradient is m times too large.
+# the step's loss is their sum, and the gradient is m times too large. (The losses are rounded.)
 
 # %%
 plan, loss_of_whole = get_schedule("gpipe").plan(4, 6), loss_of
@@ -307,7 +307,8 @@ check("16.gpipe", solution("16.gpipe"))
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 16
 # each of four replicas is a pipeline of 16 cards and cuts its 128 texts into 16 micro-batches of 8. With
 # smaller micro-batches the stages would wait less, but the same 128 texts would be kept. With recomputation
-# (lesson 10) they would fit, at the price of a second forward pass; lesson 17 has a remedy without one:
+# (lesson 10) they would fit, at the price of a second forward pass; lesson 17 has a remedy without one.
+# (The planner sums a stage's gradients in every micro-batch; DeepSpeed allows only ZeRO 1 with stages.)
 
 # %%
 story("16")

@@ -59,7 +59,7 @@ from minidist.report.frame import new_figure, tidy
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# Until here a batch could be cut wherever one liked: gradients are sums over rows. **Batch
+# In the core lessons so far a batch could be cut wherever one liked: gradients are sums over rows. **Batch
 # normalisation looks at all rows of what it is given, so each way of cutting a batch computes
 # something else; ranks that merge their statistics compute what one device does.** It saves the
 # result of a large batch on small memories. It costs messages in every norm, forward and backward,

@@ -26,8 +26,8 @@
 # %% [markdown]
 # ## 2 Predict
 #
-# Follow micro-batch 0 on its way from stage 0 to stage 3 and back. How many forwards must
-# stage 0 have begun by then, so that nothing is late?
+# From the start of F0 on stage 0 to the end of its B0, micro-batch 0 takes F + B on each of four stages. How
+# many micro-batches does a stage that never waits finish in that time?
 
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, solution
@@ -286,7 +286,8 @@ check("17.one_f_one_b", solution("17.one_f_one_b"))
 # ## 8 Takeaway
 #
 # - **p-1-s forwards, then one forward and one backward in turn**: GPipe's bubble, (p-1)/(m+p-1) of total, with
-#   **min(m, p-s)** micro-batches alive on stage s instead of m.
+#   **min(m, p-s)** micro-batches alive on stage s instead of m. (p-s counts the forward of the first
+#   pair.)
 # - So take m much larger than p. What is left of the bubble: B split in two (lesson 19), or more
 #   stages per rank (lesson 19b).
 

@@ -230,8 +230,9 @@ for put_off in (0, 2, 4, 8):
 # %% [markdown]
 # More and more activations are alive, up to all eight micro-batches, and the ranks wait as long as before.
 # At the end stage 0 has no F any more, and the others still have one for each micro-batch, whatever all put
-# off; so it waits for them. It waits less only if the stages behind it put off more W than it does: in
-# ZB-H1 stage s puts off s of them, so it runs W0 after I of micro-batch s.
+# off; so it waits 3 for them. The other 3 are at the beginning, and ZB-H1 has them too. (It waits 6 and not 9,
+# because the gradient leaves before W.) It waits less only if the stages behind it put off more W than it
+# does: in ZB-H1 stage s puts off s of them, so it runs W0 after I of micro-batch s.
 
 # %% [markdown]
 # ## 7 Exercise: beat 1F1B within its memory
@@ -274,8 +275,10 @@ check("19.zero_bubble", solution("19.zero_bubble"))
 # The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. The
 # planner has no schedule with I and W. Where these and F take equally long, (p-1)(F+I-W) is a third of
-# 1F1B's (p-1)(F+I+W), so row 19 has a third of row 17's idle seconds. It is more where I takes longer than
-# W, as in attention, which has no weights: a half with I = 2 and F = W = 1.
+# 1F1B's (p-1)(F+I+W), so row 19 has a third of row 17's idle seconds. The memory is that of row 17's
+# first stage, which keeps 16 micro-batches in both. The last stage now keeps 16 as well, and the gradients of
+# its logits; these are not counted. The wait is more where I takes longer than W, as in attention,
+# which has no weights: a half with I = 2 and F = W = 1.
 
 # %%
 story("19")

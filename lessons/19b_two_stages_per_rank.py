@@ -161,12 +161,12 @@ for name in ("1f1b", "interleaved", "v-half"):
 
 # %% [markdown]
 # 32 + 4 units are 6 half stages. In the loop rank 0 has both stages that begin early, and their activations
-# live long. In a V what lives long on the way down lives briefly on the way up, so all ranks keep the same.
-# And how long that is can be chosen, by the *offsets*: how many units later a pass starts on the next
-# rank, for F down, F up, I up and I down. V-Half's are 2, 1, 2 and 1: where a unit is taken a pass starts
-# later, as i does on rank 2 in part 4, 4 units after rank 1. L is (p-1) times their sum, 6, and, as the
-# table shows, 18 units more for the turns. That is 6 (p+2): p + 2 half stages are alive, or (p+2)//2
-# micro-batches. All numbers are units, and micro-batches alive:
+# live long. In a V what lives long on the way down lives briefly on the way up, so all ranks keep the same. And
+# how long that is can be chosen, by the *offsets*: how many units later a pass starts on the next rank, for F
+# down, F up, I up and I down. The smallest, 1 each, are V-Min's; 2 on the way down leaves fewer waits. V-Half's
+# are 2, 1, 2 and 1: where a unit is taken a pass starts later, as i does on rank 2 in part 4, 4 units after
+# rank 1. L is (p-1) times their sum, 6, and, as the table shows, 18 units more for the turns. That is 6 (p+2):
+# p + 2 half stages are alive, or (p+2)//2 micro-batches. All numbers are units, and micro-batches alive:
 
 # %%
 names = ("1f1b", "interleaved", "v-half")

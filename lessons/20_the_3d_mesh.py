@@ -174,7 +174,8 @@ print(f"tp: 4 micro-batches x 2 layers x 4 sums: {4 * 2 * 4 * activation:,} B")
 print(f"pp: 4 micro-batches: {4 * activation:,} B")
 
 # %% [markdown]
-# So tp sends eight times as much as pp. The rest in tp are sums over the vocabulary, which is cut too (14b).
+# So tp sends eight times as much as pp. The rest in tp is for the vocabulary, which is cut too (14b):
+# 32,768 B are the gradients at the input of the output matrix, and 3,072 B the loss's three numbers per token.
 # The rest in pp, 2,048 B, is one message for the embedding: it is also the output matrix, so the first and
 # the last stage add its two gradients. That makes 8.56.
 

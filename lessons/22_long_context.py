@@ -27,8 +27,8 @@
 # %% [markdown]
 # ## 2 Predict
 #
-# Each rank needs the keys and values of three others, and they are passed on from rank to rank. For the second number count pairs of a token and a token that it sees, in a triangle of
-# four columns.
+# Each rank needs the keys and values of three others, and they are passed on from rank to rank. For the second
+# number count pairs of a token and a token that it sees, in a triangle of four columns.
 
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
@@ -219,8 +219,8 @@ assert idle < 0.001
 
 # %% [markdown]
 # Is it the same training? A small Llama, two steps, compared with one device. (Llama tells attention a token's
-# place by turning its q and k by an angle proportional to the place. So each rank is told the places of its
-# tokens in the whole text.)
+# place by turning pairs of numbers of its q and k by angles proportional to the place. So each rank is told the
+# places of its tokens in the whole text.)
 
 # %%
 job = small_job(model="llama", heads=4, context=16, precision="fp64", steps=2)
@@ -294,9 +294,10 @@ check("22.ring_attention", solution("22.ring_attention"))
 # The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 22
 # eight cards share a text and two cut each layer. ZeRO 3 divides the states. A step has as many tokens as
-# before, but each of them sees sixteen times as many others, so computing takes twice as long; and a rank waits
-# for keys and values, and for the weights that ZeRO 3 gathers. The last line is the layout of lesson 20, with
-# these texts:
+# before, but each of them sees sixteen times as many others. In operations that is 1.3 times as much. The planner
+# counts twice the time, because it takes attention to reach 18 % of the card's peak, and matrix products 65 %. And a
+# rank waits for keys and values, whose ring crosses two nodes of eight cards, and for the weights that ZeRO 3
+# gathers. The last line is the layout of lesson 20, with these texts:
 
 # %%
 story("22")

@@ -20,9 +20,10 @@
 #     4 2 0 | 7 7 1 0 | 3 0 | 5 6 0 | 8 8 8 8
 #
 # The text is cut over four ranks, as in lesson 22. Which keys a rank's queries see depends now on where the
-# documents end. A ring would not know which blocks to skip, and the library's refuses documents. Llama 3 does
-# it in the simplest way: gather the keys and values of all ranks, and let a mask decide. What does it cost to
-# gather? A rank sends blocks, each with its keys, its values, or the gradients of either:
+# documents end. A ring could do it, with a mask for each block; but many blocks would travel to ranks that see
+# nothing of them, and the library's ring refuses documents. Llama 3 does it in the simplest way: gather the
+# keys and values of all ranks, and let a mask decide. What does it cost to gather? A rank sends blocks, each
+# with its keys, its values, or the gradients of either:
 #
 # - a ring: keys and values in forward; in backward keys, values and their gradients, and a last hop of the
 #   gradients;
@@ -59,8 +60,8 @@ from minidist.report.frame import new_figure
 # ## 3 The idea and its picture
 #
 # **Gather all keys and values, and mask what may not be seen.** Any mask is possible, and bytes are saved in
-# backward. The price: every layer keeps the keys and values of all tokens until its backward, and no message
-# overlaps with computing.
+# backward. The price: every layer keeps the keys and values of all tokens until its backward, and here no
+# message overlaps with computing.
 #
 # Which pairs are seen? The number of a token's document is the number of separators before it. A query sees
 # a key that is not behind it and that is in the same document; a separator belongs to the document that it

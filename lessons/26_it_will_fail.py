@@ -49,10 +49,10 @@ from minidist.report.frame import new_figure
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **A save has happened, or it has not.** All files are written into a new folder. When all of them are on
-# the disk, one rename makes the folder the newest checkpoint. A failure then costs nothing but the work
-# since the last save. The price is a disk with room for two checkpoints, and two moments at which all ranks
-# wait for each other.
+# **A save has happened, or it has not.** All files are written into a new folder. When all of them are on the
+# disk, one rename gives the folder its name, and a second one replaces the file `latest`. Only the second one
+# counts. A failure then costs nothing but the work since the last save. The price is a disk with room for two
+# checkpoints, and two moments at which all ranks wait for each other.
 #
 # Both ways to save three files, moment by moment: blue is an old file, grey one that is half written, green a new
 # one. When the files are overwritten, the rows have different colours from moment 1 to 5. Below, the old files
@@ -116,11 +116,11 @@ lost_guess.judge(lost)
 
 # %%
 disk = Disk({})
-disk.write("draft/part-0", b"new new ")
-disk.rename("draft", "step-2")
+disk.write(".saving/part-0", b"new new ")
+disk.rename(".saving", "step-2")
 for moment, files in enumerate(disk.states):
     print(moment, files)
-print(disk.exists("draft"), disk.exists("step-2"))
+print(disk.exists(".saving"), disk.exists("step-2"))
 disk.remove("step-2")
 
 # %% [markdown]
@@ -242,12 +242,12 @@ shutil.rmtree(folder)
 # %% [markdown]
 # ## 7 Exercise: save at any moment
 #
-# `disk` is the toy disk of part 4, with `write`, `rename`, `remove` and `exists`. As on a real disk, a
-# rename onto a folder that has files in it raises an error. `parts` are files by name. Save them in a folder
-# `name`, or, if that name is taken, in a folder with a similar name that is free; and let the file `latest`
-# hold the folder's name. If the folder that you write to first exists already, it has the files of a save that
-# died. Judged: at every moment `latest` names a whole checkpoint, with nothing else in it, and at the end
-# it names the new one.
+# `disk` is the toy disk of part 4, with `write`, `rename`, `remove` and `exists`. As on a real disk, a rename
+# onto a folder that has files in it raises an error. `parts` are files by name. Save them in a folder `name`,
+# or, if that name is taken (for example by a `step-2` that an earlier run has left), in a folder with a similar
+# name that is free; and let the file `latest` hold the folder's name. If the folder that you write to first
+# exists already, it has the files of a save that died. Judged: at every moment `latest` names a whole
+# checkpoint, with nothing else in it, and at the end it names the new one.
 
 
 # %%

@@ -57,9 +57,9 @@ def costs(interval):
 
 
 # %% [markdown]
-# Both costs and their sum, by the hours between two saves. One falls, the other one rises, and the sum is
-# the least where they cross, at the dot. Around it the sum is flat: it does not matter much whether one saves
-# a little too often or too seldom.
+# Both costs and their sum, by the hours between two saves. One falls, the other one rises, and the sum is the
+# least where they cross, at the dot, because their product does not depend on T. Around it the sum is flat: it
+# does not matter much whether one saves a little too often or too seldom.
 
 # %%
 intervals = np.geomspace(0.2, 20, 25)
@@ -152,7 +152,8 @@ for interval in (2.0, np.sqrt(2 * SAVE * 1.0)):
 #
 # Each of `cards` cards fails once in `mtbf` hours on average, and a failure of any of them stops the job. A
 # save takes `save` hours and a training step takes `step` hours. Return after how many steps to save, at
-# least one. Judged: C/T + T/2M with your number of steps; no other number may cost less.
+# least one. Judged: C/T + T/2M with your number of steps; no other number may cost less. So try the number
+# below and the one above.
 
 
 # %%

@@ -19,7 +19,7 @@
 # use.
 #
 # What would a check cost? A million samples are read by eight ranks, and each rank describes what it has
-# read by two numbers of 8 B, which all ranks gather round a ring. How many bytes does a rank send?
+# read by two numbers of 8 B, which all ranks gather; they go round a ring. How many bytes does a rank send?
 
 # %% [markdown]
 # ## 2 Predict

@@ -147,7 +147,7 @@ CHAPTERS = [
     large(
         "22",
         "texts of 32,768 over 8; layers 2; ZeRO 3",
-        "the ring: 5.9 s; a card fails",
+        "the ring: 5.95 s; a card fails",
         32768,
         dp=4,
         zero=3,

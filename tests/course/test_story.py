@@ -44,7 +44,7 @@ def test_the_last_column_says_what_the_planner_says():
     says = {chapter.lesson: chapter.limit for chapter in CHAPTERS if chapter != WHOLE}
     assert f"{WHOLE.plan.time.exposed['dp']:.1f} s" in WHOLE.limit
     assert f"{PLANS['14'].time.exposed['tp']:.1f} s" in says["14"]
-    assert f"{PLANS['22'].time.exposed['cp']:.1f} s" in says["22"]
+    assert f"{PLANS['22'].time.exposed['cp']:.2f} s" in says["22"]
     assert f"{PLANS['17'].time.bubble:.0%}".replace("%", " %") in says["17"]
     # The largest part of what a card of row 19 does besides an equal part of the computation is not messages.
     equal = PLANS["14"].time.compute

@@ -5,8 +5,9 @@
 
 A rank holds chunk i and chunk 2P-1-i of 2P (zig-zag), so all ranks compute equally long. Unlike in a ring, no message
 overlaps with computing, and every rank holds all keys of a layer. With few key-value heads these are smaller than the
-queries, and any mask is possible: here documents (`documents`), whose masks differ from row to row, so that a ring
-would not know which blocks to skip. Backward reduce-scatters the gradients of K and V to their owners.
+queries, and any mask is possible: here documents (`documents`), whose masks differ from row to row. A ring would
+need a mask for each block, and many blocks would travel to ranks that see nothing of them. Backward reduce-scatters the
+gradients of K and V to their owners.
 
 A rank sends 2 (P-1) N/P h numbers forward, and as many backward, where a ring sends 2 (2P-1) N/P h (purposes
 tensor_forward and tensor_backward). Source: Llama 3, arXiv:2407.21783, section 3.3.2.
