@@ -26,7 +26,7 @@ LINES = {
     "job": 8_758,
     "nn": 3_655,
     "optim": 1_634,
-    "parallel": 5_046,
+    "parallel": 5_047,
     "pipeline": 4_698,
     "planning": 5_865,
     "report": 6_609,
