@@ -87,6 +87,7 @@ CALLS = {
     "two arrays": (lambda c: matmul(np.ones((1, 1)), np.ones((1, 1))), r"ndarray, and needs a Tensor; pass Tensor\("),
     "fewer than no images": (lambda c: glyphs(-1), "samples=-1; it must be a whole number of at least 1"),
     "no name of a dataset": (lambda c: load_dataset(3), r"load_dataset\(3\); pass the name of a dataset"),
+    "an array and a number": (lambda c: matmul(np.ones((1, 1)), 3), "values of type ndarray and int, and needs a"),
     "an array for an operation": (lambda c: gelu(np.ones(2)), r"of type ndarray, and needs a Tensor; pass Tensor\("),
     "a number for an operation": (lambda c: gelu(3), "an operation got a value of type int, and needs a Tensor"),
     "an array for one without float32": (lambda c: relu(np.ones(2)), "a value of type ndarray, and needs a Tensor"),
