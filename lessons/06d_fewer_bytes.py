@@ -109,7 +109,7 @@ def with_feedback(comm, gradient, residual, k=99):
 
 
 # %% [markdown]
-# On two ranks with four elements each, of which a rank sends two, in the first step, where no residual
+# On two ranks with four elements each, when a rank sends two of them, in the first step, where no residual
 # exists yet:
 
 # %%

@@ -130,7 +130,7 @@ assert 0.65 < singular_values(toy).min() < singular_values(toy).max() < 1.25
 
 # %% [markdown]
 # With shards, an owner receives the rows of the other ranks, orthogonalises, and sends each rank its rows of the
-# result. Here rank 0 owns the only matrix, of which every rank has as many rows. The library's version is
+# result. Here rank 0 owns the only matrix, and all ranks have equally many rows of it. The library's version is
 # [whole_matrices.py](../minidist/parallel/whole_matrices.py).
 
 

@@ -83,7 +83,7 @@ def one_block(comm, split, dropout=0.1):
 
 
 # %% [markdown]
-# Bytes that four ranks send in forward and backward, measured beside a formula. First with the all-reduces
+# Bytes that four ranks send in forward and backward, measured next to a formula. First with the all-reduces
 # of lesson 14; then with the rows split. Forward sends the same, backward a little more, and `regather` is
 # new.
 

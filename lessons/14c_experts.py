@@ -153,7 +153,7 @@ for rank, (arrived, back) in enumerate(SimWorld(3).run(toy_dispatch)):
 # ## 5 Check
 #
 # The dropped tokens of the real layer, a few more because its router, just initialised, prefers some
-# experts, and bytes beside a formula: four all-to-alls of (n-1)/n x tokens x k x factor x width numbers,
+# experts, and bytes next to a formula: four all-to-alls of (n-1)/n x tokens x k x factor x width numbers,
 # where each token uses k experts, here one.
 
 # %%

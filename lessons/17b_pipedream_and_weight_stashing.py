@@ -185,7 +185,7 @@ print(f"versions kept: {kept}, in the plan {validate(stream).weight_versions}")
 assert used == [max(0, 7 - (p - 1 - s)) for s in range(p)]
 
 # %% [markdown]
-# The same in bytes, of which one version has 8.4 kB: four versions on stage 0 and one on stage 3 in the
+# The same in bytes (a version has 8.4 kB): four versions on stage 0 and one on stage 3 in the
 # middle of the stream. (Not drawn is the array that an update makes before it lets go of an old one.)
 
 # %%

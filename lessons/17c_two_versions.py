@@ -148,7 +148,7 @@ used_guess.judge(ranks[0].used["F", 0, 9])
 print("versions kept on 4 stages:", [ranks[s].own[s].most for s in range(p)])
 
 # %% [markdown]
-# And the case: 16 stages, of which each version has 4 GB. On two stages 2BW keeps one version
+# And the case: 16 stages, and versions of 4 GB each. On two stages 2BW keeps one version
 # more than PipeDream, and on three as many:
 
 # %%

@@ -51,7 +51,8 @@ def note_call(error: BaseException) -> None:
         elif called is None and code.co_filename.startswith(_PACKAGE):
             called = step.tb_frame
         step = step.tb_next
-    if called is None:
+    # A world only passes on what a program of this package raised.
+    if called is None or called.f_code.co_qualname in ("SimWorld.run", "launch"):
         return
     code, values = called.f_code, []
     for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:

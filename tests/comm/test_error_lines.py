@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.comm import call_site, launch
+from minidist.comm import SimWorld, call_site, launch
+from minidist.core.autograd import softmax
 from minidist.core.collectives import all_reduce
 from tests.mpi_runner import mpiexec
 
@@ -65,6 +66,12 @@ def test_an_error_names_the_innermost_line_of_the_users_program(folder, command)
     assert "\n  at program.py:9 (--traceback or MINIDIST_TRACEBACK=1" in answer.stderr
     assert "Traceback" not in answer.stderr
     assert "minidist/" not in answer.stderr
+
+
+def test_an_error_of_a_function_of_ours_that_a_world_runs_does_not_name_the_world():
+    with pytest.raises(AttributeError) as caught:
+        SimWorld(1).run(softmax)
+    assert "was called with" not in " ".join(caught.value.__notes__)
 
 
 def test_an_exception_of_a_script_that_run_runs_has_the_scripts_lines_only(folder):
