@@ -186,7 +186,7 @@ def as_rows(value: Array) -> Array:
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
     """a @ b of two matrices, in `out` when it is given."""
     kernels = None if type(a) is ndarray else hooks.kernels_of(type(a))
-    return host_product(a, b, out=out) if kernels is None else kernels.product(a, b, out)
+    return host_product(a, b, out=out) if not kernels else kernels.product(a, b, out)
 
 
 def sum_rows(value: Array, out: Array | None = None) -> Array:
@@ -194,7 +194,7 @@ def sum_rows(value: Array, out: Array | None = None) -> Array:
     matrix = as_rows(value)
     if type(matrix) is ndarray:
         return matmul(_kept_full(matrix.shape[0], 1, matrix.dtype), matrix, out=out)
-    if (kernels := hooks.kernels_of(type(matrix))) is not None:
+    if kernels := hooks.kernels_of(type(matrix)):
         return kernels.sum_rows(matrix, out)  # type: ignore[no-any-return]
     return matmul(ones(matrix.shape[0], matrix.dtype, matrix), matrix, out=out)
 
@@ -211,7 +211,7 @@ def scatter_add(target: Array, index: Any, values: Array) -> None:
 
     `values` has the shape of target[index].
     """
-    if (kernels := kernels_of(target)) is not None:
+    if kernels := kernels_of(target):
         kernels.scatter_add(target, index, values)
     else:
         np.add.at(target, index, values)
@@ -222,7 +222,7 @@ def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
 
     The order of addition depends on the rows alone, so equal calls give equal bits.
     """
-    if (kernels := kernels_of(target)) is not None:
+    if kernels := kernels_of(target):
         kernels.scatter_add_rows(target, rows, values)
     elif type(target) is not ndarray:
         np.add.at(target, rows, values)

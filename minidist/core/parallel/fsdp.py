@@ -48,7 +48,7 @@ from minidist.core.collectives import all_gather, broadcast, reduce_scatter
 from minidist.core.comm import Comm, Mesh, Work, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.optim import FlatSlice
-from minidist.core.parallel.data_parallel import Guard, new_guard, operation_of
+from minidist.core.parallel.data_parallel import operation_of
 from minidist.core.parallel.zero import Shard
 
 # Communicator -> the stream of its all-gathers, so that they do not queue behind reductions. All models that are
@@ -100,7 +100,7 @@ def fully_shard(
     check_communicator(mesh, "fully_shard")
 
     # What no module inside has taken yet makes one unit. There may be nothing left.
-    guard = new_guard(op, mesh)
+    guard = hooks.guard(op, mesh)
     guard.shards(module, ())
     parameters = [p for p in module.parameters() if p.flat is None]
     units = []
@@ -149,7 +149,7 @@ class FSDPUnit:
     Methods take the `FSDPState` of the outermost module, `root`.
     """
 
-    def __init__(self, shard: Shard, guard: Guard, gathers: Comm, algorithm: str, keep: bool = False) -> None:
+    def __init__(self, shard: Shard, guard: Any, gathers: Comm, algorithm: str, keep: bool = False) -> None:
         self.shard, self.flat, self.guard, self.gathers = shard, shard.flat, guard, gathers
         self.algorithm, self.keep = algorithm, keep
         self.trainable = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
@@ -286,7 +286,7 @@ class FSDPState(BackwardObserver):
     running pass, and the reduction in flight.
     """
 
-    def __init__(self, module: Module, comm: Comm, units: Sequence[FSDPUnit], guard: Guard, prefetch: int) -> None:
+    def __init__(self, module: Module, comm: Comm, units: Sequence[FSDPUnit], guard: Any, prefetch: int) -> None:
         self.guard, self.module, self.comm, self.units, self.prefetch = guard, module, comm, units, prefetch
         self.expected: list[FSDPState] = []  # in which order the modules' forwards began in the forward pass before
         self.began: list[FSDPState] = []  # in which they began in this one

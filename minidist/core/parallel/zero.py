@@ -32,7 +32,7 @@ from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
 from minidist.core.optim import NORM_BLOCK, FlatSlice, flat_slices
-from minidist.core.parallel.data_parallel import Bucket, GradientReducer, Guard, equal_replicas
+from minidist.core.parallel.data_parallel import Bucket, GradientReducer, equal_replicas
 
 REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
 
@@ -129,7 +129,7 @@ class ShardReducer(GradientReducer):
 
     operation = "reduce_scatter"
 
-    def __init__(self, shard: Shard, algorithm: str, bucket_size: int, *, keep_whole: bool, guard: Guard) -> None:
+    def __init__(self, shard: Shard, algorithm: str, bucket_size: int, *, keep_whole: bool, guard: Any) -> None:
         flat, cap = shard.flat, bucket_size * shard.flat.dtype.itemsize / 1e6
         super().__init__(flat, shard.comm, op=guard.op, algorithm=algorithm, bucket_cap_mb=cap, guard=guard)
         self.shard, self.keep_whole = shard, keep_whole

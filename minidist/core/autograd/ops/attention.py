@@ -77,7 +77,7 @@ def attend(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor, d
     """
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
-    if (kernels := xp.kernels_of(q)) is not None:
+    if kernels := xp.kernels_of(q):
         return kernels.attention(q, k, v, o, source, drop)
     step, queries = at_once(q)
     diagonal, ones = _diagonal(min(queries, length), q), xp.constant(length, 1, q)
@@ -111,7 +111,7 @@ def attention_gradients(
     """Fill dq, dk, dv; uses up `saved`. The last query block meets all keys: it goes first and writes, others add."""
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
-    if (kernels := xp.kernels_of(q)) is not None:
+    if kernels := xp.kernels_of(q):
         kernels.attention_gradients(q, k, v, o, g, saved, gradients, drop)
         return
     step, queries = at_once(q)

@@ -99,7 +99,7 @@ _BLOCK = 32 * 1024  # elements; four float32 blocks are 512 KiB, which fit into 
 
 def gelu_with_derivative(x: xp.Array) -> tuple[xp.Array, xp.Array]:
     """(gelu(x), gelu'(x)), both new arrays of x's shape and dtype."""
-    if (kernels := xp.kernels_of(x)) is not None:
+    if kernels := xp.kernels_of(x):
         return kernels.gelu_with_derivative(x)
     c = math.sqrt(2 / math.pi)
     x_flat = x.reshape(-1)

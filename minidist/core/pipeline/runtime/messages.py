@@ -123,7 +123,7 @@ class Messages:
                 floats = [(shape, dtype) for shape, dtype in shapes if dtype.kind in FLOATS]
                 self.routes[message] = other, self.tags[message], shapes
                 self.routes[back] = other, self.tags[back], floats
-        self.released: dict[int, list[Message]] = hooks.arrived_messages(self)
+        self.released: dict[int, list[Message]] = hooks.arrived_messages(self) or {}
 
     # --- receiving ---
 
