@@ -17,7 +17,7 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
-from minidist.core.collectives import ALGORITHMS, all_reduce
+from minidist.core.collectives.calls import ALGORITHMS, all_reduce
 from minidist.core.nn import GPT, MLP, GPTConfig
 from minidist.core.parallel import model_parallel
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters

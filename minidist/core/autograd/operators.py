@@ -112,25 +112,18 @@ def mul(a: Any, b: Any) -> Tensor:
     """a * b."""
     a, b, data = computed("mul", operator.mul, a, b)
     kept_a, kept_b, shape_a, shape_b = a.saved(), b.saved(), a.shape, b.shape
-    return record(
-        "mul",
-        data,
-        ((a, lambda g: unbroadcast(g * kept_b.data, shape_a)), (b, lambda g: unbroadcast(g * kept_a.data, shape_b))),
-    )
+    edge_a = a, lambda g: unbroadcast(g * kept_b.data, shape_a)
+    edge_b = b, lambda g: unbroadcast(g * kept_a.data, shape_b)
+    return record("mul", data, (edge_a, edge_b))
 
 
 def div(a: Any, b: Any) -> Tensor:
     """a / b."""
     a, b, data = computed("div", operator.truediv, a, b)
     kept_b, shape_a, shape_b = b.saved(), a.shape, b.shape
-    return record(
-        "div",
-        data,
-        (
-            (a, lambda g: unbroadcast(g / kept_b.data, shape_a)),
-            (b, lambda g: unbroadcast(-g * data / kept_b.data, shape_b)),
-        ),
-    )
+    edge_a = a, lambda g: unbroadcast(g / kept_b.data, shape_a)
+    edge_b = b, lambda g: unbroadcast(-g * data / kept_b.data, shape_b)
+    return record("div", data, (edge_a, edge_b))
 
 
 # --- one operand: its elements under another shape, some of them, and their sums ---
@@ -157,9 +150,8 @@ def getitem(x: Tensor, index: Any) -> Tensor:
         hooks.operation_checks().refuse_index(x, index, error)
         raise
     shape, kind = x.shape, x.dtype
-    basic = all(
-        isinstance(i, (int, slice)) or i is None or i is Ellipsis for i in (index if type(index) is tuple else (index,))
-    )
+    parts = index if type(index) is tuple else (index,)
+    basic = all(isinstance(part, (int, slice)) or part is None or part is Ellipsis for part in parts)
 
     def grad(g: xp.Array) -> xp.Array:
         whole = xp.zeros(shape, kind, g)

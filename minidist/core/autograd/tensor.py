@@ -61,6 +61,9 @@ contribution_recorder: ContextVar[Callable[[Any, Any], None] | None] = ContextVa
 # A vector-Jacobian product: the gradient of the output (or what `prepare` made of it) to the gradient of one input.
 # None stands for the identity.
 VectorJacobianProduct = Callable[..., Any]
+Vector = Callable[[Any], Any]
+Inputs = tuple[tuple["Node", VectorJacobianProduct | None], ...]
+Weights = tuple[tuple[Any, VectorJacobianProduct], ...]
 
 # Only the order of these numbers ever matters, and only between nodes of one graph, so one counter serves all ranks.
 _creation_index = itertools.count().__next__
@@ -80,16 +83,10 @@ class Node:
 
     __slots__ = ("costs", "grad", "index", "inputs", "name", "over", "owned", "prepare", "replays", "weights")
 
-    def __init__(
-        self,
-        name: str,
-        inputs: "tuple[tuple[Node, VectorJacobianProduct | None], ...]" = (),
-        weights: tuple[tuple[Any, VectorJacobianProduct], ...] = (),
-        prepare: Callable[[Any], Any] | None = None,
-    ) -> None:
+    def __init__(self, name: str, inputs: "Inputs" = (), weights: Weights = (), prepare: Vector | None = None) -> None:
         self.index = _creation_index()
         self.name = name
-        self.inputs: tuple[tuple[Node, VectorJacobianProduct | None], ...] | None = inputs
+        self.inputs: Inputs | None = inputs
         self.weights = weights
         self.prepare = prepare
         self.grad: Any = None

@@ -171,9 +171,8 @@ class Module:
                 hooks.refusals().check_whole_parameter(parameter)
             if parameter.init is not None:
                 law, scale = parameter.init
-                parameter.data[...] = xp.as_array(
-                    initial_weight(seed, name, parameter.shape, law, scale), parameter.dtype
-                )
+                values = initial_weight(seed, name, parameter.shape, law, scale)
+                parameter.data[...] = xp.as_array(values, parameter.dtype)
                 parameter.updated()
         return self
 

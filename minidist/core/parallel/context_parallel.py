@@ -142,9 +142,8 @@ class RingAttention(Module):
 
         # What was computed was counted block by block, between the messages.
         saved = (log_sum,) if drop is None else (log_sum, drop.keep)
-        return record(
-            "ring_attention", result.stored, edges, prepare=prepare, cost=lambda: (0, [(0, 0)] * 3), saved=saved
-        )
+        cost = 0, [(0, 0)] * 3
+        return record("ring_attention", result.stored, edges, prepare=prepare, cost=lambda: cost, saved=saved)
 
     # --- arrays are (batch, kv heads, query heads of each or 1, T, size) ---
 
@@ -223,9 +222,9 @@ class RingAttention(Module):
 
     def _dropped(self, weights: xp.Array, drop: Drop, rows: slice, owner: int, keys: slice) -> xp.Array:
         """Return a block of weights (own query rows, `owner`'s key rows) without the dropped ones."""
-        return (
-            weights if drop is None else drop(weights, rows, zigzag_positions(self.length, owner, self.comm.size)[keys])
-        )
+        if drop is None:
+            return weights
+        return drop(weights, rows, zigzag_positions(self.length, owner, self.comm.size)[keys])
 
     def _visible(self, owner: int) -> list[tuple[slice, slice, bool]]:
         """Return (own query rows, owner's key rows, is it a diagonal block) of the chunk pairs with work."""

@@ -40,7 +40,7 @@ from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import purpose
-from minidist.core.collectives import ALGORITHMS, all_reduce, broadcast
+from minidist.core.collectives.calls import ALGORITHMS, all_reduce, broadcast
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
@@ -298,9 +298,8 @@ class DistributedDataParallel(Module):
         guard = equal_replicas("DistributedDataParallel", module, self.flat, settings, comm)
 
         # Equal gradients: from here on, plain `loss.backward()` sums them over the ranks.
-        self.reducer = self.reducer_type(
-            self.flat, comm, op=guard.op, algorithm=algorithm, bucket_cap_mb=bucket_cap_mb, guard=guard
-        )
+        how: Any = {"op": guard.op, "algorithm": algorithm, "bucket_cap_mb": bucket_cap_mb, "guard": guard}
+        self.reducer = self.reducer_type(self.flat, comm, **how)
         self.reducer.observe()
         guard.covers(module, self.flat.parameters)
 

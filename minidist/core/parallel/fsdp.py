@@ -32,14 +32,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from minidist.core.autograd import (
-    BackwardObserver,
-    BackwardPass,
-    Parameter,
-    backward_hooks,
-    current_pass,
-    is_grad_enabled,
-)
+from minidist.core.autograd import BackwardObserver, BackwardPass, Parameter, backward_hooks, current_pass
+from minidist.core.autograd.tensor import is_grad_enabled
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError

@@ -57,6 +57,8 @@ from minidist.core.nn.gpt import TiedHead
 from minidist.core.nn.layers import Conv1D, Embedding, Linear
 from minidist.core.nn.module import Module
 
+Affine = Linear | Conv1D
+
 
 def copy_to_tensor_parallel_region(x: Any, comm: Comm) -> Tensor:
     """f: return x, a tensor or an array, as it is; backward sums its gradient over `comm`.
@@ -219,13 +221,7 @@ class ColumnParallelLinear(Module):
     """
 
     def __init__(
-        self,
-        linear: Linear | Conv1D,
-        context: ShardContext,
-        name: str = "the layer",
-        *,
-        blocks: int = 1,
-        replicas: int = 1,
+        self, linear: Affine, context: ShardContext, name: str = "the layer", *, blocks: int = 1, replicas: int = 1
     ) -> None:
         shards = context.comm.size // replicas
         hooks.check_divisible(linear.out_features, f"out features of {name}", shards, "tensor", blocks=blocks)
@@ -252,7 +248,7 @@ class RowParallelLinear(Module):
     linear, name: as in `ColumnParallelLinear`. Sends an all-reduce of y's size in forward.
     """
 
-    def __init__(self, linear: Linear | Conv1D, context: ShardContext, name: str = "the layer") -> None:
+    def __init__(self, linear: Affine, context: ShardContext, name: str = "the layer") -> None:
         # The rows of W are split, and the bias is whole on every rank.
         hooks.check_divisible(linear.in_features, f"in features of {name}", context.comm.size, "tensor")
         self.comm, self.name = context.comm, linear.name

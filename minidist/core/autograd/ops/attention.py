@@ -16,6 +16,7 @@ from minidist.core.autograd.operators import operand
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
+from minidist.core.base.arrays import Array
 from minidist.core.base.errors import ShapeError
 
 _BLOCK = 64  # queries at once
@@ -99,14 +100,7 @@ def attend(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor, d
 
 
 def attention_gradients(
-    q: xp.Array,
-    k: xp.Array,
-    v: xp.Array,
-    o: xp.Array,
-    g: xp.Array,
-    saved: Saved,
-    gradients: Sequence[xp.Array],
-    drop: Drop = None,
+    q: Array, k: Array, v: Array, o: Array, g: Array, saved: Saved, gradients: Sequence[Array], drop: Drop = None
 ) -> None:
     """Fill dq, dk, dv; uses up `saved`. The last query block meets all keys: it goes first and writes, others add."""
     batch, _, length, size = q.shape
