@@ -196,10 +196,3 @@ Tensor.__mul__ = Tensor.__rmul__ = mul
 Tensor.__truediv__ = div
 Tensor.__getitem__ = getitem
 Tensor.sum, Tensor.mean, Tensor.reshape = sum, mean, reshape
-
-# No model of the core uses these: a library adds them.
-for name in ("neg", "sub", "rsub", "rtruediv", "pow", "bool", "iter", "array", "array_function", "reduce_ex"):
-    setattr(Tensor, f"__{name}__", hooks.added("tensor_methods", name))
-for name in ("exp", "log", "max", "relu", "sqrt", "tanh", "transpose", "detach", "astype"):
-    setattr(Tensor, name, hooks.added("tensor_methods", name))
-Tensor.T = property(hooks.added("tensor_methods", "transpose"), doc="The dims reversed.")

@@ -125,11 +125,6 @@ def zeros(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     return np.zeros(shape, dtype) if like is None or type(like) is ndarray else np.zeros(shape, dtype, like=like)
 
 
-def ones(shape: Any, dtype: Any, like: Array | None = None) -> Array:
-    """An array of ones on the device of `like`."""
-    return full(shape, 1, dtype, like)
-
-
 def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array:
     """An array filled with `value` on the device of `like`."""
     result = empty(shape, dtype, like)
@@ -196,7 +191,7 @@ def sum_rows(value: Array, out: Array | None = None) -> Array:
         return matmul(_kept_full(matrix.shape[0], 1, matrix.dtype), matrix, out=out)
     if kernels := hooks.kernels_of(type(matrix)):
         return kernels.sum_rows(matrix, out)  # type: ignore[no-any-return]
-    return matmul(ones(matrix.shape[0], matrix.dtype, matrix), matrix, out=out)
+    return matmul(full(matrix.shape[0], 1, matrix.dtype, matrix), matrix, out=out)
 
 
 def dot_rows(a: Array, b: Array) -> Array:
