@@ -104,11 +104,6 @@ def to_device(value: Array) -> Array:
     return value if device is None else device.asarray(value)
 
 
-def to_host(value: Any) -> Any:
-    """A device's array as one of NumPy's; NumPy's own as it is."""
-    return value.get() if type(value) is not ndarray and hasattr(value, "get") else value
-
-
 def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     """An uninitialised C-contiguous array on the device of `like` (the host when None)."""
     if like is None and (device := creating.get()) is not None:

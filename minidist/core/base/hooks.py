@@ -63,10 +63,10 @@ def _any_place(*_: Any) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def _not_in_the_core(*_: Any) -> Any:
+def not_in_the_core(*_: Any) -> Any:
     raise UsageError(
-        "minidist/core has no half precision, devices, loading of weights, receives from any rank or further options of"
-        " its wrappers; import all of minidist"
+        "minidist/core has no half precision, dropout, devices, loading of weights, receives from any rank or further"
+        " options of its wrappers; import all of minidist"
     )
 
 
@@ -80,27 +80,9 @@ def added(library: str, name: str) -> Callable[..., Any]:
     return method
 
 
-class _NoDropout:
-    """Dropout that drops nothing; heads: those of an attention whose weights it would drop."""
-
-    active = False
-
-    def __init__(self, p: float, heads: int = 0) -> None:
-        self.heads = heads
-        if p:
-            _not_in_the_core()
-
-    def __call__(self, x: Any) -> Any:
-        return x
-
-    def part(self, rank: int, ranks: int) -> Any:
-        return self
-
-
 # Modules, functions and classes without which the core refuses what needs them.
-fibers = half = precision = module_methods = one_event = tensor_methods = _not_in_the_core
-dropped_weights = cut_run = shard_with_options = replica_reducers = _not_in_the_core
-dropout = attention_dropout = _NoDropout
+fibers = half = precision = module_methods = one_event = tensor_methods = not_in_the_core
+dropped_weights = cut_run = shard_with_options = replica_reducers = not_in_the_core
 guard: Callable[..., Any] = _NoGuard
 
 # Names that stand for a choice among algorithms: (comm, operation, bytes of the whole array) -> the algorithm's name.
