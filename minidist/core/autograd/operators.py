@@ -17,7 +17,6 @@ from typing import Any
 from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.arrays import downcast, is_half, upcast
 from minidist.core.base.errors import ShapeError, quoted
 
 
@@ -64,7 +63,7 @@ def operand(x: Tensor) -> Tensor:
     except AttributeError:
         hooks.wrong_arguments().refuse_operand(x)
         raise
-    return hooks.precision().HalfOperand(x) if dtype.itemsize == 2 and is_half(dtype) else x
+    return hooks.precision().HalfOperand(x) if dtype.itemsize == 2 and xp.is_half(dtype) else x
 
 
 def mismatch(name: str, a: Any, b: Any, reason: str = "do not broadcast together") -> ShapeError:
@@ -87,8 +86,8 @@ def unbroadcast(gradient: xp.Array, shape: tuple[int, ...]) -> xp.Array:
         return gradient
     extra = gradient.ndim - len(shape)
     stretched = tuple(extra + i for i, n in enumerate(shape) if n == 1 and gradient.shape[extra + i] != 1)
-    total = upcast(gradient).sum(axis=(*range(extra), *stretched), keepdims=True)
-    return downcast(total, gradient.dtype).reshape(shape)
+    total = xp.upcast(gradient).sum(axis=(*range(extra), *stretched), keepdims=True)
+    return xp.downcast(total, gradient.dtype).reshape(shape)
 
 
 def summed_to(operand: Tensor, result: xp.Array) -> Callable[[xp.Array], xp.Array] | None:
@@ -97,9 +96,6 @@ def summed_to(operand: Tensor, result: xp.Array) -> Callable[[xp.Array], xp.Arra
     if shape == result.shape:
         return None
     return lambda g: unbroadcast(g, shape)
-
-
-# --- two operands ---
 
 
 def add(a: Any, b: Any) -> Tensor:

@@ -120,8 +120,6 @@ class Parameter(Tensor):
         self.layout: Layout | None = None
         self.init = init
 
-    # --- values ---
-
     @property
     def data(self) -> xp.Array:
         """The array now bound; an error while the parameter is released."""
@@ -193,8 +191,6 @@ class Parameter(Tensor):
     def saved(self) -> Any:
         """What a node keeps: the parameter and the version that forward saw, never the array."""
         return (hooks.saved_tensor or SavedTensor)(self, self.version, self._data)
-
-    # --- gradient ---
 
     @property
     def grad(self) -> xp.Array | None:

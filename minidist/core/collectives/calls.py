@@ -31,7 +31,6 @@ import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.arrays import downcast, is_half, upcast
 from minidist.core.base.layout import chunk_sizes
 from minidist.core.base.registry import Registry
 from minidist.core.comm.communicator import MAX_TAG, PointToPoint, Work
@@ -96,8 +95,8 @@ def accumulate(op: str, total: np.ndarray, contribution: np.ndarray, out: np.nda
 
 def divide(total: np.ndarray, ranks: int) -> None:
     """Divide a sum in place, once, at the end: the last step of "avg"."""
-    if total.itemsize == 2 and is_half(total.dtype):
-        total[...] = downcast(upcast(total) / np.float32(ranks), total.dtype)  # bfloat16 cannot hold 257 ranks
+    if total.itemsize == 2 and xp.is_half(total.dtype):
+        total[...] = xp.downcast(xp.upcast(total) / np.float32(ranks), total.dtype)  # bfloat16 cannot hold 257 ranks
     else:
         total /= total.dtype.type(ranks)
 

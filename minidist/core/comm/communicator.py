@@ -120,8 +120,6 @@ class PointToPoint:
         self.tag = 0
         self.nodes: list[list[int]] | None = None
 
-    # messages ---------------------------------------------------------------------------------------------------------
-
     def isend(self, array: Array, dest: int, tag: int | None = None) -> Request:
         """Start sending `array` (its bytes, to rank `dest`); do not touch it before `wait`."""
         return self._post("send", array, dest, tag, True)
@@ -181,8 +179,6 @@ class PointToPoint:
             dest, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
             call.sendrecv(nothing, dest, nothing, source)
             distance *= 2
-
-    # streams and time -------------------------------------------------------------------------------------------------
 
     def run_async(self, function: Callable[[], Any], arrays: Sequence[Array] = ()) -> Work:
         """Run `function` in the communicator's stream. arrays: see `Work`."""
@@ -260,8 +256,6 @@ class Comm(PointToPoint):
         """
         match_key = operation if root is None else f"{operation} root {root}"
         return self.call_class(self, operation, f"{match_key} {equal}" if equal else match_key)
-
-    # groups -----------------------------------------------------------------------------------------------------------
 
     def dup(self) -> "Comm":
         """Return a communicator of the same ranks whose messages never meet this one's. All members must call it."""

@@ -146,8 +146,6 @@ class Module:
         """The parameters, a tied one once."""
         return (parameter for _, parameter in self.named_parameters())
 
-    # --- values ---
-
     def initialize(self, seed: int | None = 0, prefix: str = "") -> Self:
         """Name every module and parameter from here on and draw the initial values.
 

@@ -29,7 +29,6 @@ from typing import Any, ClassVar
 
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.arrays import downcast, is_half, upcast
 from minidist.core.base.trace import track
 
 BLOCK = 65536  # elements
@@ -276,13 +275,13 @@ class Optimizer:
         for block in xp.blocks(data, BLOCK):
             parts = {name: array[block] for name, array in state.items() if name != MASTER}
             # The gradient in float32; the loss scale and the clip coefficient are multiplied in here, not in place.
-            gradient = upcast(grad[block])
+            gradient = xp.upcast(grad[block])
             if self.grad_scale != 1.0:
                 gradient = gradient * float(self.grad_scale)
             temporaries = [array[: block.stop - block.start] for array in work]
             function(values[block], gradient, parts, temporaries, lr, decay, run.count)
             if values is not data:
-                data[block] = downcast(values[block], data.dtype)
+                data[block] = xp.downcast(values[block], data.dtype)
 
     def _decay_of(self, run: _Run) -> float:
         """Return the weight decay of a run's group."""
@@ -290,12 +289,12 @@ class Optimizer:
 
     def state_names(self, dtype: Any, name: str) -> list[str]:
         """Return the names of the state arrays of parameter `name` of `dtype`; half precision has the master, too."""
-        return [*([MASTER] if is_half(dtype) else []), *self.initial_state_of(name)]
+        return [*([MASTER] if xp.is_half(dtype) else []), *self.initial_state_of(name)]
 
     def _make_state(self, run: _Run, data: xp.Array) -> State:
         # The master begins as the parameter itself; all other state begins as one number.
         run.state, dtype = {}, computing(data.dtype)
-        if is_half(data.dtype):
+        if xp.is_half(data.dtype):
             run.state[MASTER] = track(data.astype(dtype), "optimizer")
         for name, value in self.initial_state_of(run.pieces[0][0]).items():
             run.state[name] = track(xp.full(data.size, value, dtype, data), "optimizer")
@@ -317,7 +316,7 @@ class Optimizer:
 
 def computing(dtype: Any) -> Any:
     """Return the dtype of an update: float32 for half-precision parameters."""
-    return xp.dtype(xp.float32) if is_half(dtype) else dtype
+    return xp.dtype(xp.float32) if xp.is_half(dtype) else dtype
 
 
 class SGD(Optimizer):

@@ -37,13 +37,11 @@ Proved by: tests/parallel/test_context.py, tests/parallel/test_all_gather_attent
 from operator import itemgetter
 from typing import Any
 
-from minidist.core.autograd import Tensor, reshape
+from minidist.core.autograd import Tensor, record, reshape
 from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.attention import Drop
-from minidist.core.autograd.tensor import record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.arrays import downcast, upcast
 from minidist.core.base.errors import ShapeError, UsageError
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.base.trace import purpose, track, watchers
@@ -209,8 +207,8 @@ class RingAttention(Module):
 
             # Add what the ranks before have computed; the sum goes on with the block.
             if arriving is not None:
-                block = upcast(self._arrived(arriving, "tensor_backward")) + block
-            travelling = downcast(block, k.dtype)
+                block = xp.upcast(self._arrived(arriving, "tensor_backward")) + block
+            travelling = xp.downcast(block, k.dtype)
 
         # The last hop: the block that this rank saw last belongs to its neighbour.
         assert travelling is not None
@@ -235,8 +233,6 @@ class RingAttention(Module):
             if query_chunk >= key_chunk and rows.stop > rows.start and keys.stop > keys.start
         ]
 
-    # --- messages ---
-
     def _round(self, k: xp.Array, v: xp.Array, why: str) -> Any:
         """Yield (owner, its k, its v) per rank, this one's first; the next block travels while the caller computes."""
         n, rank, block = self.comm.size, self.comm.rank, track(xp.stack([k, v]), "communication")
@@ -248,7 +244,7 @@ class RingAttention(Module):
                 arriving = self._pass_on(block, shape, why)
 
             # The caller computes with this block while the next one travels; that time passes before the wait.
-            yield owner, *upcast(block)
+            yield owner, *xp.upcast(block)
             if arriving is not None:
                 block = self._arrived(arriving, why)
 

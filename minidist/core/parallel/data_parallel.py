@@ -42,8 +42,7 @@ from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import purpose
 from minidist.core.collectives.calls import ALGORITHMS, all_reduce, broadcast
 from minidist.core.comm import Comm, check_communicator
-from minidist.core.nn.flat import FlatParameters
-from minidist.core.nn.module import Module
+from minidist.core.nn import FlatParameters, Module
 
 BUCKET_MEGABYTES = 25.0  # PyTorch's default
 
@@ -152,8 +151,6 @@ class GradientReducer(BackwardObserver):
             missing.update(bucket.parameters)
         self.works: list[Any] = []  # of the buckets launched so far
         self._taking_part = False  # did a parameter get ready in the running pass?
-
-    # --- in a backward pass ---
 
     def observe(self) -> None:
         """Take part in every backward pass that reaches these parameters."""
@@ -289,12 +286,8 @@ class DistributedDataParallel(Module):
 
         # Equal replicas: the same model on every rank, with rank 0's values.
         self.flat = FlatParameters(module.parameters()) if flat is None else flat
-        settings = {
-            "reduction": reduction,
-            "bucket_cap_mb": bucket_cap_mb,
-            "algorithm": algorithm,
-            "find_unused_parameters": self.reducer_type.unused == "zeros",
-        }
+        settings = {"reduction": reduction, "bucket_cap_mb": bucket_cap_mb, "algorithm": algorithm}
+        settings["find_unused_parameters"] = self.reducer_type.unused == "zeros"
         guard = equal_replicas("DistributedDataParallel", module, self.flat, settings, comm)
 
         # Equal gradients: from here on, plain `loss.backward()` sums them over the ranks.

@@ -23,8 +23,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_to_all
 from minidist.core.comm import Comm
-from minidist.core.nn.experts import MixtureOfExperts
-from minidist.core.nn.module import Module
+from minidist.core.nn import MixtureOfExperts, Module
 from minidist.core.parallel.tensor_parallel import ShardContext, border, contiguous
 
 

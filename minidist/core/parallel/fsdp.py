@@ -81,12 +81,8 @@ def fully_shard(
     hooks.refusals().check_module("fully_shard", module, "mesh=comm")
     op = operation_of(reduction)
     hooks.check_whole("prefetch", prefetch)
-    settings = {
-        "reshard_after_forward": reshard_after_forward,
-        "prefetch": prefetch,
-        "reduction": reduction,
-        "algorithm": algorithm,
-    }
+    settings: dict[str, Any] = {"reshard_after_forward": reshard_after_forward, "prefetch": prefetch}
+    settings |= {"reduction": reduction, "algorithm": algorithm}
     plain = isinstance(reshard_after_forward, bool) and all(type(state) is FSDPState for state in states_of(module))
     if options or isinstance(mesh, Mesh) or not plain:
         hooks.shard_with_options(module, mesh, settings, options)
@@ -254,8 +250,6 @@ class FSDPUnit:
             buffer[...] = piece
         self.shard.filled = True
 
-    # --- the end of a pass ---
-
     def settle(self) -> None:
         """All gradients of a pass are reduced; the next one begins."""
         self.left = dict.fromkeys(self.trainable)
@@ -301,8 +295,6 @@ class FSDPState(BackwardObserver):
         module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._post_forward)
 
-    # --- forward ---
-
     def _pre_forward(self, module: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """[1] Gather this module, start to gather the next ones, and mark the inputs for backward."""
         root = self.root
@@ -343,8 +335,6 @@ class FSDPState(BackwardObserver):
                 unit.after_forward(is_grad_enabled())
             root.ended.append(self)
         return output
-
-    # --- backward ---
 
     def _pre_backward(self, running: BackwardPass) -> None:
         """[3] Backward has reached the module's output: its parameters are needed, and soon those of the one before."""

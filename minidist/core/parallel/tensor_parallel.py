@@ -53,9 +53,8 @@ from minidist.core.base.layout import Layout
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, check_communicator
+from minidist.core.nn import Conv1D, Embedding, Linear, Module
 from minidist.core.nn.gpt import TiedHead
-from minidist.core.nn.layers import Conv1D, Embedding, Linear
-from minidist.core.nn.module import Module
 
 Affine = Linear | Conv1D
 
@@ -176,15 +175,8 @@ class ShardContext:
         """
         # The first split of this parameter, or one more (experts over ep, then their matrices over tp).
         before, comm = whole.layout or Layout(tuple(whole.shape)), self.comm
-        layout = Layout(
-            before.global_shape,
-            (*before.axes, self.axis),
-            (*before.dims, dim),
-            blocks=blocks,
-            padding=padding,
-            copies=replicas,
-            ranks=(*before.ranks, tuple(comm.members)),
-        )
+        axes, dims, ranks = (*before.axes, self.axis), (*before.dims, dim), (*before.ranks, tuple(comm.members))
+        layout = Layout(before.global_shape, axes, dims, blocks, padding, copies=replicas, ranks=ranks)
 
         # A tied parameter is met once for each module that uses it: the second time it has its shard already.
         shard = self.shards.get(whole)
