@@ -1,4 +1,6 @@
-"""The loss of a student whose vocabulary is split: each rank has the logits of its words, and the teacher's of all.
+"""The loss of a student, also of one whose vocabulary is split: each rank has the logits of its words.
+
+The loss compares the labels of a micro-batch, and the teacher's logits for it, which every rank has of all words.
 
 With z the student's logits, p and q the teacher's and the student's probabilities at temperature T, and m the largest
 logit of a row, `distillation_loss` needs of all words
@@ -16,7 +18,8 @@ Source: Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3 (of the split l
 Proved by: tests/techniques/test_split_distillation_loss.py, tests/techniques/test_distillation.py
 """
 
-from functools import partial
+from collections.abc import Callable
+from functools import cached_property, partial
 from math import inf
 from operator import imul
 from typing import Any
@@ -26,13 +29,14 @@ from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.cross_entropy import divisor_and_rows
 from minidist.core.autograd.tensor import named_mean, record
 from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array
 from minidist.core.base.errors import ShapeError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.core.parallel.tensor_parallel import vocab_range
 from minidist.parallel.volume import Volume
-from minidist.techniques.distillation.loss import log_softmax, teacher_rows
+from minidist.techniques.distillation.loss import distillation_loss, log_softmax, teacher_rows
 
 
 def vocab_parallel_distillation_loss(
@@ -120,3 +124,40 @@ def _of_all_words(comm: Comm, scores: Any, p: Any, label: tuple[Any, Any], tempe
 def distillation_volume(tokens: int, ranks: int) -> Volume:
     """Return the elements sent by `vocab_parallel_distillation_loss`: all-reduces of five numbers per token."""
     return Volume(forward=5 * 2 * (ranks - 1) * tokens)
+
+
+class SoftTargets:
+    """The labels of a micro-batch, and the teacher's logits for it, which are asked for when the loss is computed."""
+
+    def __init__(self, labels: Array, ask: Callable[[], Array]) -> None:
+        self.labels, self._ask = labels, ask
+        self.size, self.shape, self.dtype = labels.size, labels.shape, labels.dtype
+
+    @cached_property
+    def logits(self) -> Array:
+        """The teacher's logits, (..., classes)."""
+        return self._ask()
+
+
+class DistillationLoss:
+    """The loss function of a student: labels and the teacher, or labels alone where the job is evaluated.
+
+    settings: `DistillationSettings`. of_labels: the loss without a teacher. comm: the tensor-parallel ranks of a
+    language model of `vocab_size` words. Each of them has the logits of a part of the words.
+    """
+
+    def __init__(
+        self, settings: Any, of_labels: Callable[..., Tensor], comm: Comm | None = None, vocab_size: int = 0
+    ) -> None:
+        self.temperature, self.weight, self.of_labels = settings.temperature, settings.distill_weight, of_labels
+        self.comm, self.vocab_size = comm, vocab_size
+
+    def __call__(self, logits: Tensor, targets: Any, divisor: float | None = None) -> Tensor:
+        """Return a tensor of shape (). targets: SoftTargets, or labels."""
+        if not isinstance(targets, SoftTargets):
+            return self.of_labels(logits, targets, divisor)
+        parts = (logits, targets.labels, targets.logits, self.temperature, self.weight, divisor)
+        # Tensor parallelism: this rank has the logits of its words.
+        if self.comm is not None:
+            return vocab_parallel_distillation_loss(*parts, comm=self.comm, vocab_size=self.vocab_size)
+        return distillation_loss(*parts)

@@ -16,9 +16,8 @@ from typing import Any
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast
 from minidist.parallel.replica_guard import check_same_model
-from minidist.techniques.local_sgd.averaging import OuterOptimizer, PeriodicModelAverager
+from minidist.techniques.local_sgd.averaging import OuterOptimizer, Part, PeriodicModelAverager, flat_of, parts_of
 from minidist.techniques.local_sgd.streaming import StreamingOuterOptimizer, Turns
-from minidist.techniques.local_sgd.weights import Part, flat_of, parts_of
 from minidist.techniques.meeting import Meeting, Replica
 
 

@@ -31,8 +31,15 @@ from minidist.core.base.trace import purpose, track
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, Work
 from minidist.optim import OptimizerWrapper
-from minidist.techniques.local_sgd.averaging import OUTER, local_sgd_volume
-from minidist.techniques.local_sgd.weights import Part, flat_of, parts_of, place_of, trainable
+from minidist.techniques.local_sgd.averaging import (
+    OUTER,
+    Part,
+    flat_of,
+    local_sgd_volume,
+    parts_of,
+    place_of,
+    trainable,
+)
 
 OWN, SENT = "own", "outer_gradient"  # names in the state of a parameter
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from minidist.core.base.errors import RankDeadError, UsageError
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.comm import CollectiveCall, Comm, PointToPoint, Request
-from minidist.techniques.parameter_server.server import Server, Updates
-from minidist.techniques.parameter_server.server_config import ServerConfig, parse_consistency
+from minidist.techniques.parameter_server.server import Server, ServerConfig, Updates, parse_consistency
 from minidist.techniques.parameter_server.server_shards import (
     ServerShard,
     Weights,
