@@ -102,7 +102,7 @@ RULES = (
         "leave one of them out",
     ),
     *(
-        without_effect(DistillationSettings, name, lambda j: j.distill_from is not None, "--distill-from")
+        without_effect(name, lambda j: j.distill_from is not None, "--distill-from", switch=name == "shard_teacher")
         for name in DistillationSettings.model_fields
         if name != "distill_from"
     ),

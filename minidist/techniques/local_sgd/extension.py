@@ -152,9 +152,9 @@ RULES = (
         lambda j: j.local_steps and j.optional("compression") not in (None, "none"),
         "--compression {compression} does not combine with --local-steps {local_steps}, which sends no gradients",
     ),
-    without_effect(LocalSGDSettings, "outer_optimizer", lambda j: bool(j.local_steps), "--local-steps"),
+    without_effect("outer_optimizer", lambda j: bool(j.local_steps), "--local-steps"),
     *(
-        without_effect(LocalSGDSettings, name, lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov")
+        without_effect(name, lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov")
         for name in ("outer_lr", "outer_momentum", "outer_fragments", "outer_delay", "outer_mixing")
     ),
 )

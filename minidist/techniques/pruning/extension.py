@@ -154,8 +154,8 @@ RULES = (
         "use --strategy auto",
         FLAG,
     ),
-    without_effect(PruningSettings, "sparsity_schedule", prunes, "--sparsity or --sparsity-pattern"),
-    without_effect(PruningSettings, "sparsity_scope", prunes, "--sparsity"),
+    without_effect("sparsity_schedule", prunes, "--sparsity or --sparsity-pattern"),
+    without_effect("sparsity_scope", prunes, "--sparsity"),
 )
 
 
