@@ -216,5 +216,5 @@ class Distillation(Extension):
         units, logits = of_rank.get("teacher_units", ()), of_rank.get("teacher_logits", 0)
         sent = 8 * config.teacher_ranks
         for shares, steps in run.runs:
-            sent += distillation.teacher_bytes(run.batches.with_shares(shares), steps, itemsize, units, logits, 0)
+            sent += distillation.teacher_bytes(run.batches.with_shares(shares), steps, itemsize, units, logits)
         return {"startup": dims.tp * startup_bytes(units, itemsize, dims.dp * dims.cp), "teacher": sent}

@@ -192,18 +192,16 @@ class Teacher:
         return result
 
 
-def teacher_bytes(
-    batches: Any, steps: int, itemsize: int, units: Sequence[int], received: int, teacher_ranks: int
-) -> int:
+def teacher_bytes(batches: Any, steps: int, itemsize: int, units: Sequence[int], received: int) -> int:
     """Return the bytes that all ranks together send for the teacher (purpose teacher) in `steps` steps.
 
     units: elements of a sharded teacher, which every micro-batch gathers over the ranks that share it. received:
-    elements of a sample's logits, which one of `teacher_ranks` sends to each tensor-parallel rank. These are told once
+    elements of a sample's logits, which a teacher's rank sends to each tensor-parallel rank.
     from which step the job begins (8 B).
     """
     gathers: int = steps * batches.accumulation * batches.dims.tp * (batches.dims.dp * batches.dims.cp - 1) * sum(units)
     sends: int = steps * batches.global_batch * batches.dims.tp * received
-    return (gathers + sends) * itemsize + 8 * teacher_ranks
+    return (gathers + sends) * itemsize
 
 
 def place_teacher(teacher: Teacher, comm: Comm, axes: Axes, config: Any, done: int) -> None:

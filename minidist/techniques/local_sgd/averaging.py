@@ -80,11 +80,6 @@ def trainable(parts: Iterable[Part]) -> Iterator[tuple[Part, Parameter]]:
                 yield part, parameter
 
 
-def local_sgd_volume(parameters: int, ranks: int) -> dict[str, int]:
-    """Return the elements that all `ranks` together send per average of this number of parameters: an all-reduce."""
-    return {"parameter_gather": 2 * (ranks - 1) * parameters}
-
-
 class PeriodicModelAverager:
     """Averages the weights over `comm` at each `every`-th call of `step()`, which follows each optimizer step.
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         Updates,
         parse_consistency,
     )
-    from minidist.techniques.parameter_server.server_job import ServerResult, check, run, server_bytes
+    from minidist.techniques.parameter_server.server_job import ServerResult, check, run
     from minidist.techniques.parameter_server.server_replay import ServerRecord, read_records, replay
     from minidist.techniques.parameter_server.server_shards import (
         Rows,
