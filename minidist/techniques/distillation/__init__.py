@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from minidist.techniques.distillation.split_loss import DistillationLoss, SoftTargets, distillation_volume
+    from minidist.techniques.distillation.loss import DistillationLoss, SoftTargets, distillation_volume
     from minidist.techniques.distillation.teacher import (
         Teacher,
         find_teacher,

@@ -193,7 +193,7 @@ class LocalSGD(Extension):
         return made
 
     def replay(self, devices: Sequence[Any], mean: Mean) -> Replay:
-        from minidist.techniques.local_sgd.replay import AveragingReplay, StreamingReplay
+        from minidist.techniques.local_sgd.meetings import AveragingReplay, StreamingReplay
 
         kind = StreamingReplay if streaming(self.settings) else AveragingReplay
         return kind(self.settings, devices, mean)
