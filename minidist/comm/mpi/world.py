@@ -329,7 +329,7 @@ class MPIWorld(FindsLines):
             request.buffer = fetch(array) if kind == "send" else pinned_like(array)
         if nonblocking:
             self.unwaited[id(request)] = request
-        if self.check_buffers and (nonblocking or self.open.start_of):
+        if self.check_buffers and (nonblocking or self.open.use_of):
             self.open.add(self.rank, request, nonblocking)
 
         if tag > self.highest_tag:
@@ -516,7 +516,7 @@ class MPIWorld(FindsLines):
             raise changed(self.rank, request.describe(), call_site(sys._getframe(1), NOWHERE))
         if receiving and request.header is not None and has_checksum(request.header):
             self._compare_payload(request)
-        if self.open.start_of:
+        if self.open.use_of:
             self.open.close(request)
         if receiving:
             self.received[event.peer] += 1

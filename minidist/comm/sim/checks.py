@@ -171,7 +171,7 @@ class BufferWatch:
     def posted(self, request: LocatedRequest) -> None:
         """Raise when the memory is that of another message or work; watch it while other code runs."""
         stream, rank, nonblocking = request.stream, request.stream.rank, request.nonblocking
-        if nonblocking or self.open[rank].start_of:
+        if nonblocking or self.open[rank].use_of:
             # A buffered send has left its buffer at once, which may be freed before the wait.
             leaves = request.kind == "send" and request.nbytes <= self.state.eager_limit
             self.open[rank].add(rank, request, nonblocking and not leaves)
