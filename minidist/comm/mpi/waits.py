@@ -1,23 +1,54 @@
-"""What a rank of the MPI world does, and what it waits in: what its watchdog writes down.
+"""What a rank of the MPI world waits in: messages, streams, other ranks; and how its watchdog writes that down.
 
-Proved by: tests/comm/mpi/test_failures.py
+Proved by: tests/comm/test_conformance.py, tests/comm/mpi/test_failures.py
 """
 
 import sys
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from minidist.base.traces import MessageEvent
 from minidist.comm.call_site import CallSite, call_site
-from minidist.comm.mpi.stream import MPIRequest
+from minidist.comm.message_checks import CheckedMessages
 from minidist.comm.program_lines import call_site_of_thread
+from minidist.comm.tags import describe
 from minidist.comm.waiting import error_line, without_checksums
+from minidist.core.base.fibers import Fiber
 from minidist.core.comm.communicator import ANY, PointToPoint, Request, Work
 
-_FIELDS = tuple(field.name for field in fields(MessageEvent))
+_FIELDS = tuple(one.name for one in fields(MessageEvent))
 _values = attrgetter(*_FIELDS)
+
+
+@dataclass(slots=True, eq=False)
+class MPIRequest(Request):
+    """A request and what the MPI world must remember, and keep alive, until it has been waited for."""
+
+    comm: CheckedMessages
+    site: CallSite
+    event: MessageEvent
+    buffer: np.ndarray  # the array, or its copy on the host
+    checksum: int | None = field(default=None, init=False)  # of what is sent
+    header: bytes | bytearray | None = field(default=None, init=False)
+    header_request: Any = field(default=None, init=False)
+    payload: Any = field(default=None, init=False)  # MPI's request; None until the header has come
+    describe = describe
+
+
+class Stream:
+    """The execution context of a communicator's asynchronous work on this rank."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.fiber: Fiber | None = None
+        self.queue: deque[Work] = deque()
+        self.resumed = 0  # how often it has run
+        self.waiting: MPIRequest | None = None
 
 
 class Entering:

@@ -61,8 +61,7 @@ from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_
 from minidist.comm.mpi.membership import Membership
 from minidist.comm.mpi.staging import fetch, is_device_array, pinned_like, put
 from minidist.comm.mpi.start import Starting, abort, meet, start_limit
-from minidist.comm.mpi.stream import MPIRequest, Stream
-from minidist.comm.mpi.waits import Entering, Returned, Wait, doing, state_of
+from minidist.comm.mpi.waits import Entering, MPIRequest, Returned, Stream, Wait, doing, state_of
 from minidist.comm.mpi.watchdog import Watchdog
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base import arrays as xp

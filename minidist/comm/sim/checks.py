@@ -33,7 +33,7 @@ from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.communicator import Claim, unlike_claims
 from minidist.comm.header import compare, dtype_name, header_of, is_of_replicas
 from minidist.comm.message_checks import OWN_TAG
-from minidist.comm.sim.state import RunState
+from minidist.comm.sim.watched import RunState
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.fibers import current

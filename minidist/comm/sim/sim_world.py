@@ -4,7 +4,8 @@
     watchers   compare what ranks call, watch the memory in flight, record, kill ranks (comm/sim/checks.py, failures.py)
     the run    ends a rank that hangs, gives each rank the process's random generators, refuses use after its end
 
-Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py, tests/comm/test_conformance.py
+Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py, tests/comm/test_conformance.py,
+tests/collectives/test_two_level.py
 """
 
 import sys
@@ -27,8 +28,7 @@ from minidist.comm.sim.checks import KEPT_CALLS, BufferWatch, CallWatch, Lines, 
 from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
 from minidist.comm.sim.process_state import ProcessState
-from minidist.comm.sim.state import Chooser, RunState, earliest
-from minidist.comm.sim.watched import AnySource, Watched
+from minidist.comm.sim.watched import AnySource, Chooser, RunState, Watched, earliest
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import DeadlockError, MismatchError, RankDeadError, UsageError, quoted
 from minidist.core.base.fibers import FiberExit
@@ -368,10 +368,25 @@ class SimWorld(FindsLines, Sim):
         return super().wait_work(work)
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:
-        """Return the places in `members` of the ranks that the fastest links join, node by node."""
-        from minidist.comm.sim.nodes import nodes_of
+        """Return the places in `members` (world ranks) node by node: ranks joined by the cheapest links form a node.
 
-        return nodes_of(self.links, members)
+        With uniform links all ranks are one node.
+        """
+        # (alpha, beta) of each pair of places; with uniform links the table is empty, and all ranks end in one node.
+        links, places = self.links, range(len(members))
+        pairs = [(i, j) for i in places for j in places if i != j] if links.link else []
+        costs = {(i, j): links.cost(members[i], members[j]) for i, j in pairs}
+        fastest = min(costs.values(), key=lambda cost: cost[::-1], default=None)  # beta counts first, then alpha
+
+        # A rank joins the first node whose first rank is joined to it by the fastest link.
+        nodes: list[list[int]] = []
+        for i in places:
+            near = next((node for node in nodes if costs.get((node[0], i)) == fastest), None)
+            if near is None:
+                nodes.append([i])
+            else:
+                near.append(i)
+        return nodes
 
     # communicators and calls ------------------------------------------------------------------------------------------
 
