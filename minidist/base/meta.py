@@ -495,15 +495,6 @@ def _broadcast_to(array: Any, shape: Any, **_: Any) -> Any:
     return array._view(np.broadcast_to(array._layout, shape))
 
 
-def _viewing(function: Any) -> Callable[..., Any]:
-    """Return the rule of a function that always returns a view."""
-
-    def call(array: Any, *arguments: Any, **keywords: Any) -> Any:
-        return array._view(function(array._layout, *arguments, **keywords))
-
-    return call
-
-
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.shape: lambda array: array.shape,
     np.empty: empty_meta,

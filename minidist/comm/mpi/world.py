@@ -33,8 +33,8 @@ from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_log import Call, CallLog
 from minidist.comm.call_site import NOWHERE, CallSite, FindsLines, call_site
-from minidist.comm.communicator import CheckedComm, Claim
-from minidist.comm.errors import BufferReuseError, UnmatchedMessageError, UnwaitedRequestError
+from minidist.comm.communicator import CheckedComm, Claim, second_thread, unwaited
+from minidist.comm.errors import BufferReuseError, UnmatchedMessageError
 from minidist.comm.has_run import LAZY, check_takes_comm, has_run, with_remedies
 from minidist.comm.header import (
     EQUAL_BYTES,
@@ -174,9 +174,7 @@ class MPIWorld(FindsLines):
         # What this rank alone can see: a request that was never waited for.
         self.state = "returned"
         for item in self.unwaited.values():
-            raise UnwaitedRequestError(
-                f"rank {self.rank}: its {item.describe()} was never waited for; call wait() on every request"
-            )
+            raise unwaited(self.rank, item)
 
         # A communicator that another rank makes of other members than this rank did.
         self.membership.take()
@@ -405,10 +403,7 @@ class MPIWorld(FindsLines):
     def cannot_be_used(self, comm: PointToPoint, site: CallSite) -> UsageError:
         """Return why a communicator has no messages: it is used after the run, or in another thread."""
         if threading.get_ident() != self.thread:
-            return UsageError(
-                f"rank {self.rank}: {comm.name} is used in a second thread, at {site}; communicate only in the thread"
-                " that calls the rank's program, and use async_op=True to overlap"
-            )
+            return second_thread(comm, site)
         return UsageError(
             f"rank {self.rank}: {comm.name} is used after its run has ended, at {site}; communicate only inside the"
             " function that launch runs"

@@ -19,8 +19,8 @@ import numpy as np
 from minidist.base.interrupts import interruptible
 from minidist.base.limits import check_number, check_whole
 from minidist.comm.call_site import NOWHERE, FindsLines, call_site
-from minidist.comm.communicator import CheckedComm
-from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError, UnwaitedRequestError
+from minidist.comm.communicator import CheckedComm, second_thread, unwaited
+from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError
 from minidist.comm.has_run import LAZY, check_takes_comm, has_run, with_remedies
 from minidist.comm.header import check_checks, check_record
 from minidist.comm.message_checks import CheckedCall
@@ -238,9 +238,7 @@ class SimWorld(FindsLines, Sim):
 
         # A request or a work whose `wait` was not called.
         for rank, item in state.items_unwaited():
-            raise UnwaitedRequestError(
-                f"rank {rank}: its {item.describe()} was never waited for; call wait() on every request"
-            )
+            raise unwaited(rank, item)
         if self.watchdog and self.watchdog.error:  # raised in a rank that caught it
             raise self.watchdog.error
 
@@ -408,11 +406,3 @@ class SimWorld(FindsLines, Sim):
         if self.calls.differs(call, value) and self.calls.unlike is None:
             self.calls.refuse(MismatchError(self.calls.explain(call.name)), call, False)
             self.hub.switch()
-
-
-def second_thread(comm: Any, site: Any) -> UsageError:
-    """Return the error for a communicator that another thread than the ranks' uses."""
-    return UsageError(
-        f"rank {comm.members[comm.rank]}: {comm.name} is used in a second thread, at {site}; communicate only in the"
-        " thread that calls the rank's program, and use async_op=True to overlap"
-    )
