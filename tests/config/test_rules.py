@@ -469,7 +469,7 @@ def test_what_has_no_effect_in_a_smaller_job_is_one_line_and_the_job_runs(values
 
 
 def test_a_program_that_trains_is_refused_what_does_not_combine():
-    """Without a command line; a setting without effect, as of a job that is tried in several layouts, is not refused."""
+    """Without a command line; a setting without effect, as of a job tried in several layouts, is not refused."""
     values = {"steps": 1, "layers": 1, "width": 8, "heads": 2, "context": 8, "data": "markov"}
     ring = TrainConfig.make(**values, cp=2, document_separator=3)
     with pytest.raises(UsageError, match="--document-separator 3"):
