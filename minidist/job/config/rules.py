@@ -19,7 +19,7 @@ from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.train_config import Batches, TrainConfig, flag
 from minidist.optim.named import takes
 from minidist.techniques import installed, of_job, of_users, touched, trains_alone
-from minidist.techniques.rule import Rule, Value, multiples, setting
+from minidist.techniques.rule import Rule, Value, multiples, setting, without_effect
 
 
 def divisors(number: int) -> str:
@@ -67,14 +67,9 @@ def lacks(job: ResolvedJob, operation: str) -> bool:
     return job.reduction not in ALGORITHMS[operation]
 
 
-def both(condition: str, name: str, unless: object = None) -> Value:
+def both(condition: Value, name: str, unless: object = None) -> Value:
     """Return whether `condition` holds and `name` is set to anything but its neutral value `unless`."""
-    return lambda job: getattr(job, condition) and getattr(job, name) and getattr(job, name) != unless
-
-
-def ineffective(name: str, effective: Callable[[ResolvedJob], bool]) -> Value:
-    """Return whether a setting differs from its default where it has no effect."""
-    return lambda job: job.is_changed(name) and not effective(job)
+    return lambda job: condition(job) and getattr(job, name) not in (None, False, unless)
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------
@@ -131,7 +126,7 @@ MODEL_AND_DATA = (
     *(
         Rule(
             f"own-model-with-{name}",
-            both("is_own_model", name, unless=1),
+            both(lambda j: j.is_own_model, name, unless=1),
             f"not implemented: --{name} {{{name}}} {does}, and this command knows where only in the models that"
             " minidist has, not in --model {model}",
             f"use --dp, with or without --zero, --model gpt, or a program of your own with {instead}",
@@ -150,19 +145,14 @@ MODEL_AND_DATA = (
     ),
 )
 
-CHECKPOINTS = (
+CHECKPOINTS = tuple(
     Rule(
-        "resume-needs-save",
-        lambda j: j.resume and j.save is None,
-        "--resume needs --save DIR, the directory of the checkpoints",
-        "add it, or leave --resume out",
-    ),
-    Rule(
-        "every-needs-save",
-        lambda j: j.every is not None and j.save is None,
-        "--every needs --save DIR, the directory of the checkpoints",
-        "add it, or leave --every out",
-    ),
+        f"{name}-needs-save",
+        both(lambda j: j.save is None, name),
+        f"--{name} needs --save DIR, the directory of the checkpoints",
+        f"add it, or leave --{name} out",
+    )
+    for name in ("resume", "every")
 )
 
 # Which algorithm sums gradients follows from the operation that the layout does.
@@ -351,7 +341,7 @@ EXPERTS = (
 MEMORY = (
     Rule(
         "dp-replicate-needs-zero-3",
-        ineffective("dp_replicate", lambda j: j.zero == 3 or bool(j.zero and trains_alone(j.config))),
+        lambda j: j.dp_replicate > 1 and not (j.zero == 3 or (j.zero and trains_alone(j.config))),
         "--dp-replicate {dp_replicate} applies to sharded parameters",
         "add --zero 3, or leave it out",
     ),
@@ -374,23 +364,13 @@ MEMORY = (
 
 PIPELINE = (
     # Settings of a pipeline that the job does not have.
-    Rule(
-        "chunks-need-pp",
-        lambda j: j.pp == 1 and j.chunks,
-        "--chunks {chunks} belongs to a pipeline",
-        "add --pp 2 or more",
-    ),
-    Rule(
-        "partition-needs-pp",
-        lambda j: j.pp == 1 and j.partition != "uniform",
-        "--partition {partition} cuts a pipeline's stages",
-        "add --pp 2 or more",
-    ),
-    Rule(
-        "replicas-need-pp",
-        lambda j: j.pp == 1 and j.replicas is not None,
-        "--replicas {replicas} copies a pipeline's stages",
-        "add --pp 2 or more and --schedule pipedream",
+    *(
+        Rule(f"{name}-{need}-pp", both(lambda j: j.pp == 1, name, "uniform"), f"--{name} {{{name}}} {does}", remedy)
+        for name, need, does, remedy in (
+            ("chunks", "need", "belongs to a pipeline", "add --pp 2 or more"),
+            ("partition", "needs", "cuts a pipeline's stages", "add --pp 2 or more"),
+            ("replicas", "need", "copies a pipeline's stages", "add --pp 2 or more and --schedule pipedream"),
+        )
     ),
     Rule(
         "replicas-need-pipedream",
@@ -433,20 +413,7 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
 )
 
 
-def _given(name: str) -> str:
-    """Return how a setting is given: a flag with the place of its value, or the flag alone of one that is on."""
-    return flag(name) if TrainConfig.model_fields[name].annotation is bool else f"{flag(name)} {{{name}}}"
-
-
-WITHOUT_EFFECT = tuple(
-    Rule(
-        f"{name.replace('_', '-')}-without-effect",
-        ineffective(name, effective),
-        f"{_given(name)} has no effect here, because it belongs to {other}",
-        "add that, or leave it out",
-    )
-    for name, effective, other in EFFECTS
-)
+WITHOUT_EFFECT = tuple(without_effect(TrainConfig, *row) for row in EFFECTS)
 
 # --- settings without effect in a smaller job -------------------------------------------------------------------------
 
