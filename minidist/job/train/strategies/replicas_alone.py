@@ -94,12 +94,12 @@ class SharedReplica(Sharded):
     place: Comm
 
     def __init__(self, job: Job, group: Group) -> None:
-        self.mesh: Any = mesh_of_replicas(group.comm, job.config.dp_replicate)
-        inner = self.mesh["shard"]
-        super().__init__(job, replace(group, comm=inner, mesh=inner))  # type: ignore[arg-type]
+        mesh = mesh_of_replicas(group.comm, job.config.dp_replicate)
+        super().__init__(job, replace(group, comm=mesh["shard"], mesh=mesh["shard"]))  # type: ignore[arg-type]
         # From now on the shards of this rank meet those of the other replicas.
-        self.place, optimizer = group.comm, self.optimizer
-        self.meeting, self.factor = meeting_of(job, group, self.shards, self.mesh["replicate"], lambda: optimizer)
+        self.mesh: Any = mesh
+        self.place, inner = group.comm, self.optimizer
+        self.meeting, self.factor = meeting_of(job, group, self.shards, mesh["replicate"], lambda: inner)
         self.optimizer = self.meeting.optimizer
 
     def step(self) -> None:
