@@ -78,8 +78,8 @@ class Summary:
     def table(self) -> str:
         """Format the bytes by purpose next to the closed form, the peaks, and the optional measurements."""
         lines = [
-            f"{counted(self.ranks, 'rank')} ({self.world}), {counted(len(self.losses), 'step')} in {self.seconds:.2f} s,"
-            f" loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
+            f"{counted(self.ranks, 'rank')} ({self.world}), {counted(len(self.losses), 'step')} in {self.seconds:.2f}"
+            f" s, loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
         ]
         lines += self.volume_lines()
         lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
