@@ -19,7 +19,7 @@ from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.train_config import Batches, TrainConfig, flag
 from minidist.optim.named import takes
 from minidist.techniques import installed, of_job, of_users, touched, trains_alone
-from minidist.techniques.rule import Rule, Value, multiples, setting, without_effect
+from minidist.techniques.rule import Rule, Value, multiples, setting
 
 
 def divisors(number: int) -> str:
@@ -67,9 +67,9 @@ def lacks(job: ResolvedJob, operation: str) -> bool:
     return job.reduction not in ALGORITHMS[operation]
 
 
-def both(condition: Value, name: str, unless: object = None) -> Value:
-    """Return whether `condition` holds and `name` is set to anything but its neutral value `unless`."""
-    return lambda job: condition(job) and getattr(job, name) not in (None, False, unless)
+def changed(name: str, where: Value) -> Value:
+    """Return whether the setting `name` has not its default in a job `where` it may have no other value."""
+    return lambda job: job.is_changed(name) and where(job)
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ MODEL_AND_DATA = (
     *(
         Rule(
             f"own-model-with-{name}",
-            both(lambda j: j.is_own_model, name, unless=1),
+            changed(name, lambda j: j.is_own_model),
             f"not implemented: --{name} {{{name}}} {does}, and this command knows where only in the models that"
             " minidist has, not in --model {model}",
             f"use --dp, with or without --zero, --model gpt, or a program of your own with {instead}",
@@ -148,7 +148,7 @@ MODEL_AND_DATA = (
 CHECKPOINTS = tuple(
     Rule(
         f"{name}-needs-save",
-        both(lambda j: j.save is None, name),
+        changed(name, lambda j: j.save is None),
         f"--{name} needs --save DIR, the directory of the checkpoints",
         f"add it, or leave --{name} out",
     )
@@ -365,7 +365,7 @@ MEMORY = (
 PIPELINE = (
     # Settings of a pipeline that the job does not have.
     *(
-        Rule(f"{name}-{need}-pp", both(lambda j: j.pp == 1, name, "uniform"), f"--{name} {{{name}}} {does}", remedy)
+        Rule(f"{name}-{need}-pp", changed(name, lambda j: j.pp == 1), f"--{name} {{{name}}} {does}", remedy)
         for name, need, does, remedy in (
             ("chunks", "need", "belongs to a pipeline", "add --pp 2 or more"),
             ("partition", "needs", "cuts a pipeline's stages", "add --pp 2 or more"),
@@ -403,17 +403,22 @@ PIPELINE = (
     ),
 )
 
-# A setting that would be ignored is a mistake: the field, when it has an effect, and the setting that gives it one.
-EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
-    ("heads", lambda j: not j.is_classifier, "--model gpt or llama"),
-    ("context", lambda j: not j.is_classifier, "--model gpt or llama"),
-    ("attention", lambda j: j.cp > 1, "--cp 2 or more"),
-    ("ulysses", lambda j: j.attention == "ulysses-ring", "--attention ulysses-ring"),
-    ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
+# A setting that would be ignored is a mistake: the field, when it has no effect, and the setting that gives it one.
+WITHOUT_EFFECT = tuple(
+    Rule(
+        f"{name}-without-effect",
+        changed(name, where),
+        f"--{name} {{{name}}} has no effect here, because it belongs to {other}",
+        "add that, or leave it out",
+    )
+    for name, where, other in (
+        ("heads", lambda j: j.is_classifier, "--model gpt or llama"),
+        ("context", lambda j: j.is_classifier, "--model gpt or llama"),
+        ("attention", lambda j: j.cp == 1, "--cp 2 or more"),
+        ("ulysses", lambda j: j.attention != "ulysses-ring", "--attention ulysses-ring"),
+        ("schedule", lambda j: j.pp == 1, "--pp 2 or more"),
+    )
 )
-
-
-WITHOUT_EFFECT = tuple(without_effect(TrainConfig, *row) for row in EFFECTS)
 
 # --- settings without effect in a smaller job -------------------------------------------------------------------------
 
