@@ -66,7 +66,7 @@ JOBS = [
     (2, {"dp": 2, "compression": "qsgd:4"}),
     (2, {"dp": 2, "compression": "powersgd:2"}),
     (2, {"dp": 2, "zero": 3, "sparsity": 0.5, "sparsity_schedule": "1,2"}),
-    (2, {"dp": 2, "sparsity_pattern": "2:4", "sparsity_schedule": "1,2"}),
+    (2, {"dp": 2, "sparsity_pattern": "2:4", "sparsity_schedule": "1"}),
     (2, {"pp": 2, "clip": 1.0, "microbatches": 2}),
     (2, {"dp": 2, "model": "cnn", "data": "glyphs", "batch_norm": "sync"}),
     (2, {"dp": 2, "quantize": "int8", "evaluate_every": 1}),

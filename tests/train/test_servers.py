@@ -247,8 +247,9 @@ def tensors_of(path):
 
 def test_a_checkpoint_resumes_with_servers_or_without(tmp_path):
     """2 + 2 steps are 4, bit for bit, whichever half has servers: the checkpoint names tensors, not ranks."""
-    common = {"optimizer": "adam", "warmup": 3, "reduction": "ordered", "global_batch": 6, "dropout": 0.1}
-    ways = {"ps": (5, {"servers": 2}), "dp": (3, {"strategy": "auto"}), "zero": (3, {"strategy": "auto", "zero": 1})}
+    common = {"optimizer": "adam", "warmup": 3, "global_batch": 6, "dropout": 0.1}
+    alone = {"strategy": "auto", "reduction": "ordered"}
+    ways = {"ps": (5, {"servers": 2}), "dp": (3, alone), "zero": (3, {**alone, "zero": 1})}
 
     def run(way, path, steps, resume):
         ranks, values = ways[way]

@@ -519,6 +519,8 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Settings without effect": (*WITHOUT_EFFECT, *(rule for rule in LATER if rule.name.endswith("-without-effect"))),
 }
 RULES = tuple(rule for rules in SECTIONS.values() for rule in rules)
+# Of a program that calls `train`, which may give several jobs the same settings, those without effect are not refused.
+MEANING = tuple(rule for rule in RULES if not rule.name.endswith("-without-effect") and rule not in WITHOUT_EFFECT)
 
 
 NAMES = frozenset(rule.name for rule in (*FIRST, *LATER))
