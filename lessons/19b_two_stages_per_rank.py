@@ -18,7 +18,7 @@
 # first layers, and the last ones with the loss. F, I and W of a half stage take 1 unit each, so a rank computes 6
 # units for a micro-batch, and every 6 units the next one begins.
 #
-# In the schedule *V-Half* a micro-batch goes through all ranks four times. F takes 2 units from one rank to the
+# In the schedule V-Half a micro-batch goes through all ranks four times. F takes 2 units from one rank to the
 # next on the way to rank 31, and 1 on the way back; so does I, which starts at the loss on rank 0. How many
 # micro-batches does V-Half keep alive on rank 0? (Two half stages count as one micro-batch.)
 
