@@ -58,7 +58,7 @@ from numpy import (
 
 from minidist.core.base import hooks
 
-# Annotations name NumPy's type, so that its own functions accept it; `ArrayInterface` is the part of it that is used.
+# Annotations name NumPy's type, so that its own functions accept it; base/array_interface.py lists what is used of it.
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
