@@ -15,7 +15,7 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 4_153,
+    "base": 4_158,
     "collectives": 3_917,
     "comm": 6_607,
     "commands": 5_560,
