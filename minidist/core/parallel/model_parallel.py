@@ -29,17 +29,10 @@ from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm import Comm
 from minidist.core.nn import GPT, MixtureOfExperts, Module
+from minidist.core.parallel import tensor_parallel as tp
 from minidist.core.parallel.context_parallel import RingAttention
 from minidist.core.parallel.expert_parallel import ExpertParallel
-from minidist.core.parallel.tensor_parallel import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    ShardContext,
-    VocabParallelEmbedding,
-    VocabParallelHead,
-    split_heads,
-    split_loss,
-)
+from minidist.core.parallel.tensor_parallel import ShardContext
 
 # How one module is split: (module, context, qualified name) -> what takes its place, perhaps the module itself.
 Style = Callable[[Any, ShardContext, str], Module]
@@ -105,14 +98,14 @@ def gpt_plan(vocab_size: int) -> Styles:
     """
     # Column parallel, then row parallel: in attention (split by heads) and in the MLP (split by inner features).
     return {
-        "": partial(split_loss, vocab_size=vocab_size),
-        "transformer.wte": VocabParallelEmbedding,
-        "lm_head": VocabParallelHead,
-        "transformer.h.*.attn": split_heads,
-        "transformer.h.*.attn.c_attn": partial(ColumnParallelLinear, blocks=3),
-        "transformer.h.*.attn.c_proj": RowParallelLinear,
-        "transformer.h.*.mlp.c_fc": ColumnParallelLinear,
-        "transformer.h.*.mlp.c_proj": RowParallelLinear,
+        "": partial(tp.split_loss, vocab_size=vocab_size),
+        "transformer.wte": tp.VocabParallelEmbedding,
+        "lm_head": tp.VocabParallelHead,
+        "transformer.h.*.attn": tp.split_heads,
+        "transformer.h.*.attn.c_attn": partial(tp.ColumnParallelLinear, blocks=3),
+        "transformer.h.*.attn.c_proj": tp.RowParallelLinear,
+        "transformer.h.*.mlp.c_fc": tp.ColumnParallelLinear,
+        "transformer.h.*.mlp.c_proj": tp.RowParallelLinear,
     }
 
 
