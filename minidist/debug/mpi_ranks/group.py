@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from minidist.debug.mpi_ranks.constants import IDENT, PROC_NULL, SIMILAR, UNDEFINED, UNEQUAL, failed
-from minidist.debug.mpi_ranks.handle import Handle
+from minidist.debug.mpi_ranks.handle import Handle, Named
 
 
 class Members:
@@ -20,15 +20,9 @@ class Members:
 class Group(Handle):
     """A group of ranks."""
 
-    is_handle = True
     held: Members | None
-
-    @property
-    def members(self) -> Members:
-        """The ranks; MPI.Exception for GROUP_NULL."""
-        if self.held is None:
-            raise failed("ERR_GROUP", "the group is GROUP_NULL")
-        return self.held
+    named = members = Named[Members]("ERR_GROUP", "the group is GROUP_NULL")
+    Free = Handle.release
 
     def _with(self, ranks: Sequence[int]) -> Self:
         return self.of(Members(ranks, self.members.me))
@@ -104,7 +98,3 @@ class Group(Handle):
     def Range_excl(self, ranks: Sequence[tuple[int, int, int]]) -> Self:
         """Return the group without the ranks in ranges (first, last, step)."""
         return self.Excl(self._spread(ranks))
-
-    def Free(self) -> None:
-        self.members  # noqa: B018
-        self.held = None

@@ -13,7 +13,7 @@ import numpy as np
 
 from minidist.debug.mpi_ranks.buffers import Allocated, Buffer, one
 from minidist.debug.mpi_ranks.constants import failed
-from minidist.debug.mpi_ranks.handle import Handle
+from minidist.debug.mpi_ranks.handle import Handle, Named
 
 
 class Operation:
@@ -38,20 +38,13 @@ class Operation:
 class Op(Handle):
     """A reduction operation, such as MPI.SUM."""
 
-    is_handle = True
     held: Operation | None
+    named = operation = Named[Operation]("ERR_OP", "the operation is OP_NULL; pass one such as MPI.SUM")
 
     @classmethod
     def Create(cls, function: Callable[..., Any], commute: bool = False) -> Self:
         """Return the operation of function(in, inout, datatype), which writes in (op) inout into inout."""
         return cls.of(Operation(getattr(function, "__name__", "user"), user=function, commutes=bool(commute)))
-
-    @property
-    def operation(self) -> Operation:
-        """What the operation is; MPI.Exception for OP_NULL."""
-        if self.held is None:
-            raise failed("ERR_OP", "the operation is OP_NULL; pass one such as MPI.SUM")
-        return self.held
 
     def Free(self) -> None:
         if self.is_predefined:
