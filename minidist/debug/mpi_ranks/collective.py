@@ -24,7 +24,7 @@ from minidist.comm.communicator import recv_object, send_object
 from minidist.comm.header import dtype_name
 from minidist.core.base.errors import MismatchError
 from minidist.core.comm.communicator import PointToPoint
-from minidist.debug.mpi_ranks.buffers import UNSAID, Buffer, each, one, vector
+from minidist.debug.mpi_ranks.buffers import UNSAID, Buffer, as_many, each, one, vector
 from minidist.debug.mpi_ranks.communicator import Comm
 from minidist.debug.mpi_ranks.constants import failed
 from minidist.debug.mpi_ranks.objects import pickle
@@ -131,6 +131,7 @@ def fitting(array: np.ndarray, buffer: Buffer) -> np.ndarray:
     return array.view(buffer.layout.element) if array.dtype != buffer.layout.element else array
 
 
+@on_comm("barrier")
 @on_comm("Barrier")
 def barrier(self: Comm) -> Plan:
     """Return when every rank has entered."""
@@ -242,10 +243,8 @@ def bytes_of(buffers: Sequence[Buffer]) -> tuple[np.ndarray, list[int]]:
 
 def put_bytes(data: np.ndarray, sizes: Sequence[int], buffers: Sequence[Buffer]) -> None:
     """Write the bytes of several buffers, one after the other."""
-    start = 0
-    for size, buffer in zip(sizes, buffers, strict=True):
-        buffer.put(data[start : start + size])
-        start += size
+    for part, buffer in zip(np.split(data, np.cumsum(sizes)[:-1]), buffers, strict=True):
+        buffer.put(part)
 
 
 @on_comm("Alltoallw")
@@ -412,21 +411,7 @@ def size_of(data: np.ndarray) -> np.ndarray:
 
 def objects(data: np.ndarray, sizes: Sequence[int]) -> list[Any]:
     """Return the objects of bytes that lie one after the other."""
-    ends = np.cumsum(sizes)
-    return [pickle.loads(data[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-
-
-def list_of(comm: Comm, values: Any) -> list[Any]:
-    """Return the objects for all ranks, as many as there are."""
-    if len(values) != comm.Get_size():
-        raise ValueError(f"expecting {comm.Get_size()} items, got {len(values)}")
-    return list(values)
-
-
-@on_comm("barrier")
-def barrier_of_objects(self: Comm) -> Plan:
-    """Return when every rank has entered."""
-    return barrier(self)
+    return [pickle.loads(part) for part in np.split(data, np.cumsum(sizes)[:-1])]
 
 
 @on_comm("bcast")
@@ -470,7 +455,7 @@ def gather_objects(self: Comm, sendobj: Any, root: int = 0) -> Plan:
 def scatter_objects(self: Comm, sendobj: Any, root: int = 0) -> Plan:
     """Give every rank its object of the root's list."""
     is_root, _ = root_of(self, root)
-    values = list_of(self, sendobj) if is_root else []
+    values = as_many(sendobj, self.Get_size()) if is_root else []
 
     def run(call: PointToPoint) -> Any:
         parts = [to_bytes(value) for value in values]
@@ -492,7 +477,7 @@ def allgather_objects(self: Comm, sendobj: Any) -> Plan:
 @on_comm("alltoall")
 def alltoall_objects(self: Comm, sendobj: Any) -> Plan:
     """Give rank r object r of every rank's list."""
-    values = list_of(self, sendobj)
+    values = as_many(sendobj, self.Get_size())
 
     def run(call: PointToPoint) -> list[Any]:
         parts = [to_bytes(value) for value in values]

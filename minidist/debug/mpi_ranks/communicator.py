@@ -100,7 +100,7 @@ class Comm(Handle):
 
     def Get_group(self) -> Group:
         comm = self.context.comm
-        return Group.of(GroupMembers(comm.members, comm.members[comm.rank]))
+        return Group.of(GroupMembers(list(comm.members), comm.members[comm.rank]))
 
     def Get_name(self) -> str:
         return self.held.name if self.held else "MPI_COMM_NULL"
@@ -190,7 +190,7 @@ class Comm(Handle):
         if peer == PROC_NULL:
             return context, None
         world, rank = context.world, context.comm.members[context.comm.rank]
-        room = max(world.buffered[rank], bytes_in(context.buffer))
+        room = max(bytes_in(world.buffered.get(rank)), bytes_in(context.buffer))
         if mode == "buffered" and array is not None and array.nbytes + BSEND_OVERHEAD > room:
             raise failed(
                 "ERR_BUFFER",

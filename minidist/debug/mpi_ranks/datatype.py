@@ -91,8 +91,7 @@ class Datatype(Handle):
         return [displacement * self.layout.extent for displacement in displacements]
 
     def Dup(self) -> Self:
-        old = self.layout
-        return self.of(Layout(old.element, old.offsets, old.lb, old.extent, old.size))
+        return self.Create_resized(*self.Get_extent())
 
     def Create_contiguous(self, count: int) -> Self:
         """Return `count` of this datatype in a row."""

@@ -4,17 +4,17 @@ Proved by: tests/mpi_ranks/test_program.py
 """
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from minidist.debug.mpi_ranks.constants import IDENT, PROC_NULL, SIMILAR, UNDEFINED, UNEQUAL, failed
 from minidist.debug.mpi_ranks.handle import Handle, Named
 
 
-class Members:
+class Members(NamedTuple):
     """The world ranks of a group, in its order. me: the world rank of whoever holds it."""
 
-    def __init__(self, ranks: Sequence[int], me: int) -> None:
-        self.ranks, self.me = list(ranks), me
+    ranks: list[int]
+    me: int
 
 
 class Group(Handle):
@@ -25,7 +25,7 @@ class Group(Handle):
     Free = Handle.release
 
     def _with(self, ranks: Sequence[int]) -> Self:
-        return self.of(Members(ranks, self.members.me))
+        return self.of(Members(list(ranks), self.members.me))
 
     def Get_size(self) -> int:
         return len(self.members.ranks)

@@ -76,9 +76,7 @@ class Info(Handle, MutableMapping[str, str]):
     Free = Handle.release
 
     def __getitem__(self, key: str) -> str:
-        if self.held is None:
-            raise KeyError(key)
-        return self.held[key]
+        return (self.held or {})[key]
 
     def __setitem__(self, key: str, value: str) -> None:
         if self.held is None:
@@ -86,9 +84,7 @@ class Info(Handle, MutableMapping[str, str]):
         self.Set(key, value)
 
     def __delitem__(self, key: str) -> None:
-        if key not in (self.held or ()):
-            raise KeyError(key)
-        self.Delete(key)
+        del (self.held or {})[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self.held or ()))
@@ -100,8 +96,6 @@ class Info(Handle, MutableMapping[str, str]):
         if self.predefined or self.held is None:
             return super().__reduce__() if self.predefined else (Info, ())
         return Info.Create, (dict(self.hints),)
-
-    __eq__, __hash__, __bool__ = Handle.__eq__, Handle.__hash__, Handle.__bool__
 
 
 class Errhandler(Handle):

@@ -7,6 +7,7 @@ Proved by: tests/mpi_ranks/test_collectives.py
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -16,23 +17,19 @@ from minidist.debug.mpi_ranks.constants import failed
 from minidist.debug.mpi_ranks.handle import Handle, Named
 
 
+@dataclass
 class Operation:
     """What an Op is. of_arrays: (in, inout) -> in (op) inout. of_objects: the same of Python's values.
 
     ours: the name of the same reduction in `minidist.collectives`. user: a function of two buffers and a datatype.
     """
 
-    def __init__(
-        self,
-        name: str,
-        of_arrays: Callable[[Any, Any], Any] | None = None,
-        of_objects: Callable[[Any, Any], Any] | None = None,
-        ours: str = "",
-        user: Callable[..., Any] | None = None,
-        commutes: bool = True,
-    ) -> None:
-        self.name, self.of_arrays, self.of_objects, self.ours = name, of_arrays, of_objects, ours
-        self.user, self.commutes = user, commutes
+    name: str
+    of_arrays: Callable[[Any, Any], Any] | None = None
+    of_objects: Callable[[Any, Any], Any] | None = None
+    ours: str = ""
+    user: Callable[..., Any] | None = None
+    commutes: bool = True
 
 
 class Op(Handle):
