@@ -14,10 +14,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -29,7 +28,7 @@ from torch.utils._device import DeviceContext
 from minidist.comm.call_site import CallSite, call_site
 from minidist.core.base.errors import UsageError
 from minidist.debug.torch_ranks import sync_batch_norm
-from minidist.debug.torch_ranks.isolation import of_program, when_imported
+from minidist.debug.torch_ranks.isolation import Changes, of_program, replaced, when_imported
 from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
 
 CPU, Device = torch.device("cpu"), torch.device
@@ -267,7 +266,7 @@ def answering(
     return function
 
 
-def replacements(run: CudaOnCpu) -> Iterator[tuple[Any, str, Any]]:
+def replacements(run: CudaOnCpu) -> Changes:
     """Yield (object, name, what takes the place) for all of torch that is told a device."""
     found = answers(run)
     for module in (torch.cuda, torch.accelerator):
@@ -377,7 +376,7 @@ def _check_comm_hook(original: Any) -> Callable[..., Any]:
     return check
 
 
-def _fsdp(module: Any) -> Iterator[tuple[Any, str, Any]]:
+def _fsdp(module: Any) -> Changes:
     """Let FullyShardedDataParallel be told the CPU, whatever device its program names."""
     original = module.FullyShardedDataParallel.__init__
 
@@ -393,9 +392,6 @@ def _fsdp(module: Any) -> Iterator[tuple[Any, str, Any]]:
 def cuda_on_cpu(devices: int) -> Iterator[CudaOnCpu]:
     """Let programs of ranks name CUDA devices inside the block. A rank's thread enters `CpuForCuda` in addition."""
     run = CudaOnCpu(devices)
-    with ExitStack() as stack:
-        for holder, name, replacement in list(replacements(run)):
-            if hasattr(holder, name):  # in this version of torch
-                stack.enter_context(mock.patch.object(holder, name, replacement))
-        stack.enter_context(when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", _fsdp))
+    fsdp = when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", _fsdp)
+    with replaced(list(replacements(run))), fsdp:
         yield run

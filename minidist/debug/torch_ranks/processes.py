@@ -23,11 +23,10 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from multiprocessing import context as contexts
 from types import FunctionType, ModuleType
 from typing import Any, Protocol
-from unittest import mock
 
 import torch
 import torch.multiprocessing as torch_multiprocessing
@@ -35,6 +34,7 @@ from torch import nn
 
 from minidist.comm.call_site import call_site
 from minidist.core.base.errors import UsageError
+from minidist.debug.torch_ranks.isolation import Changes, replaced
 from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
 from minidist.debug.torch_ranks.store import Shared
 from minidist.debug.user_program import UserProgram
@@ -343,16 +343,17 @@ def processes_as_ranks(launcher: Launcher) -> Iterator[Processes]:
     def queue_of(original: Any) -> Any:
         return lambda *args, **kwargs: original(*args, **kwargs) if _of_python() else RankQueue(processes)
 
-    with ExitStack() as stack:
+    def changes() -> Changes:
         for name in ("Process", "SpawnProcess", "ForkProcess", "ForkServerProcess"):
             if kind := getattr(contexts, name, None):
-                stack.enter_context(mock.patch.object(kind, "_Popen", popen(kind._Popen)))
+                yield kind, "_Popen", popen(kind._Popen)
         for holder in (contexts.BaseContext, multiprocessing, torch_multiprocessing):
             for name in QUEUES:
-                stack.enter_context(mock.patch.object(holder, name, queue_of(getattr(holder, name))))
-        for name in ("spawn", "start_processes"):
-            stack.enter_context(mock.patch.object(torch_multiprocessing, name, start_processes))
-            module = sys.modules["torch.multiprocessing.spawn"]
-            stack.enter_context(mock.patch.object(module, name, start_processes))
-        stack.enter_context(mock.patch.object(subprocess.Popen, "__init__", without_ranks(subprocess.Popen.__init__)))
+                yield holder, name, queue_of(getattr(holder, name))
+        for module in (torch_multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+            for name in ("spawn", "start_processes"):
+                yield module, name, start_processes
+        yield subprocess.Popen, "__init__", without_ranks(subprocess.Popen.__init__)
+
+    with replaced(changes()):
         yield processes
