@@ -8,7 +8,7 @@ Proved by: tests/collectives/test_collectives.py, tests/base/test_hooks.py
 """
 
 from minidist.core.base import hooks
-from minidist.core.collectives import ALGORITHMS as ALGORITHMS
+from minidist.core.collectives.calls import ALGORITHMS as ALGORITHMS
 from minidist.core.collectives.calls import Algorithm
 
 hooks.load_more(ALGORITHMS["all_reduce"])
