@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from minidist.core.base import hooks
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.collectives import ALGORITHMS as ALGORITHMS
+from minidist.core.collectives.calls import ALGORITHMS as ALGORITHMS
 from minidist.core.collectives.calls import Algorithm
 
 hooks.load_more(ALGORITHMS["all_reduce"])

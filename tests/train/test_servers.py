@@ -25,7 +25,7 @@ from minidist.job.train.start import number_of_ranks
 from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.job.train.trainer import train
 from minidist.job.train.update import NonFiniteError
-from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
+from minidist.techniques.parameter_server.loop import compare_served, serve_and_keep
 from minidist.techniques.parameter_server.ranks import parameter_server_bytes
 from tests.cases import each
 
