@@ -20,6 +20,15 @@ def quoted_path(path: object, marks: bool = True) -> str:
     return quoted(text, marks, MAX_PATH if len(text) <= MAX_PATH else MAX_QUOTED)
 
 
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of an error message: `" (did you mean 'adam'?)"`, or nothing when no name is near."""
+    from difflib import get_close_matches
+
+    # No name is near a text of a thousand characters, and comparing one takes long.
+    close = get_close_matches(name, list(names), n=1, cutoff=0.5) if len(name) <= MAX_QUOTED else []
+    return f" (did you mean {quoted(close[0])}?)" if close else ""
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as 1 rank or 1,024 ranks."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
