@@ -3,7 +3,6 @@
 Proved by: tests/base/test_errors.py
 """
 
-# mypy: implicit_reexport
 # ruff: noqa: F403, F405
 
 from collections.abc import Iterable
