@@ -31,13 +31,14 @@ from minidist.debug.mpi_ranks.constants import (
     ERR_LASTCODE,
     IDENT,
     KEYVALS,
+    MORE_RANKS,
     PROC_NULL,
     SIMILAR,
     TAG_LIMIT,
     UNDEFINED,
     UNEQUAL,
     failed,
-    unsupported,
+    refusing,
 )
 from minidist.debug.mpi_ranks.group import Group
 from minidist.debug.mpi_ranks.group import Members as GroupMembers
@@ -555,17 +556,10 @@ _sends()
 class Intracomm(Comm):
     """A communicator of one group of ranks: what Split, Dup and Create return."""
 
-    def Spawn(self, *_: Any, **__: Any) -> Any:
-        """Refuse: the ranks of a run are those that it began with."""
-        raise unsupported("MPI.Intracomm.Spawn", "start as many ranks as the program needs with --ranks")
-
-    Spawn_multiple = Spawn
-
-    def Create_intercomm(self, *_: Any, **__: Any) -> Any:
-        """Refuse: there are no intercommunicators."""
-        raise unsupported(
-            "an intercommunicator (Create_intercomm)", "use Split, and messages on the whole communicator"
-        )
+    Spawn = Spawn_multiple = refusing("MPI.Intracomm.Spawn", MORE_RANKS)
+    Create_intercomm = refusing(
+        "an intercommunicator (Create_intercomm)", "use Split, and messages on the whole communicator"
+    )
 
     @classmethod
     def Create_from_group(
