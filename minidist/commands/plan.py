@@ -165,10 +165,20 @@ class LayoutFlags:
 
         written: what a job file fixes, where no flag does.
         """
-        given = vars(self) | {"host": self.offload}
-        del given["offload"]
-        given |= {axis: written.get(axis) for axis in DEGREES if given[axis] is None}
-        return {**written, **_checked_layout(given)}
+        from minidist.planning.cluster.host import CHOICES
+        from minidist.planning.cluster.layout import RECOMPUTE
+
+        given = vars(self) | {axis: written.get(axis) for axis in DEGREES if getattr(self, axis) is None}
+        given = {name: value for name, value in given.items() if value is not None}
+        words = {"recompute": RECOMPUTE, "offload": CHOICES}
+        for name, value in given.items():
+            flag = "--" + name.replace("_", "-")
+            if name in words:
+                one_of(value, flag, words[name])
+            elif name != "sequence_parallel":
+                check_count(value, flag, *((0, 3) if name == "zero" else (1, 10**6)))
+        # A layout calls what is offloaded the host's part.
+        return {**written, **{"host" if name == "offload" else name: value for name, value in given.items()}}
 
 
 @json_or_table
@@ -204,10 +214,14 @@ def plan(
 
     # The job: a model, a cluster, a batch. What a job file gives is as if its flags were given; flags override it.
     seq = sizes.seq
+    written: dict[str, Any] = {}
     if config is None or config.suffix != ".toml":
-        architecture, written = _architecture(config, model, sizes), {}
+        architecture = _architecture(config, model, sizes)
     else:
-        file = _job_file(config, model, sizes)
+        from minidist.planning.job_config import read_job
+
+        _refuse_other_models([*["--model"] * (model is not None), *sizes.given()], config)
+        file = read_job(config)
         architecture, flags, written = file.model, flags.over(file), file.fixed
         seq = file.model.positions if seq is None else seq
 
@@ -229,7 +243,8 @@ def plan(
     found = search(job, machine, fixed)
     if output is not None:
         _draw(found, job, output)
-    shown = _shown(found)
+    # Those that fit, or the only one that is possible.
+    shown = found.plans or (found.too_large if len(found.too_large) == 1 else [])
     result = _as_dict(found, shown[:best], flags.gpu, explain) | _sizes(job) | _cost(shown[:1], cost)
     # A script sees by the exit code that nothing fits.
     return Result(result, partial(_print, shown, best, found, job, fixed, result), 0 if found.plans else 1)
@@ -287,11 +302,6 @@ def _decision(found: "Sequence[Offer]", job: "Job", fixed: Mapping[str, Any], gp
     return Result(result, show, 1 if first is None else 0)
 
 
-def _shown(found: "Search") -> "list[Plan]":
-    """Return the layouts that are printed: those that fit, or the only one that is possible."""
-    return found.plans or (found.too_large if len(found.too_large) == 1 else [])
-
-
 def _as_dict(found: "Search", shown: "list[Plan]", gpu: str, explain: bool) -> dict[str, Any]:
     """Return what --json prints of a search. shown: the layouts that are printed."""
     from minidist.planning.cluster.tables import equally_fast, explanation
@@ -326,24 +336,6 @@ def _refuse_missing(
         raise UsageError("; ".join(lacking))
 
 
-def _checked_layout(given: dict[str, Any]) -> dict[str, Any]:
-    """Return what is given of a layout, by its field; UsageError for a number that is out of range."""
-    from minidist.planning.cluster.host import CHOICES
-    from minidist.planning.cluster.layout import RECOMPUTE
-
-    fixed = {field: value for field, value in given.items() if value is not None}
-    for field, value in fixed.items():
-        if field == "recompute":
-            one_of(value, "--recompute", RECOMPUTE)
-        elif field == "host":
-            one_of(value, "--offload", CHOICES)
-        elif field == "zero":
-            check_count(value, "--zero", 0, 3)
-        elif field != "sequence_parallel":
-            check_count(value, "--" + field.replace("_", "-"), 1, 10**6)
-    return fixed
-
-
 def _some_refused(found: "Search") -> "list[tuple[ClusterLayout, str]]":
     """Return some layouts that cannot be used with the reasons, of both kinds where there are both."""
     impossible = found.impossible[: max(MAX_REFUSED // 2, MAX_REFUSED - len(found.too_large))]
@@ -366,13 +358,10 @@ def _imbalance(given: float | None, model: "Architecture") -> float:
     return given
 
 
-def _job_file(config: Path, model: str | None, sizes: ModelFlags) -> "PlannedJob":
-    """Return the job of a file; UsageError when a flag describes another model."""
-    from minidist.planning.job_config import read_job
-
-    for flag in [*["--model"] * (model is not None), *sizes.given()]:
-        raise UsageError(f"{flag} describes a model, and {quoted_path(config)} is one; leave one out")
-    return read_job(config)
+def _refuse_other_models(flags: Sequence[str], model: object) -> None:
+    """Raise UsageError for the first of the flags that describe another model than the one that is given."""
+    for flag in flags:
+        raise UsageError(f"{flag} describes a model, and {quoted_path(model)} is one; leave one out")
 
 
 def _commands(best: "Plan", gpu: str) -> dict[str, str]:
@@ -401,9 +390,7 @@ def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> 
             f"the model is given twice, as {quoted_path(config)} and --model {quoted(model)}; leave one out"
         )
     # The tokens per sequence may be fewer than the model has positions.
-    extra = [flag for flag in sizes.given() if flag != "--seq"]
-    if extra:
-        raise UsageError(f"{extra[0]} describes a model, and {quoted_path(config or model)} is one; leave one out")
+    _refuse_other_models([flag for flag in sizes.given() if flag != "--seq"], config or model)
     if config is not None and config.suffix != ".json" and not config.exists():
         given = str(config)
         name, near = (given, "") if given in MODELS else ("NAME", nearest(given, MODELS))
