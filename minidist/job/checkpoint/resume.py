@@ -172,9 +172,8 @@ def read_job_state(checkpoint: Checkpoint) -> JobState:
     """Return the state of a job's checkpoint; UsageError when it is none of a job, or not as `job_state` writes it."""
     if "config" not in checkpoint.state:
         raise UsageError(
-            f"the checkpoint {quoted_path(checkpoint.path)} is not one of minidist train: it does not say which job"
-            " it is;"
-            " read its tensors with minidist.job.checkpoint.Checkpoint"
+            f"the checkpoint {quoted_path(checkpoint.path)} is not one of minidist train: it does not say which job it"
+            " is; read its tensors with minidist.job.checkpoint.Checkpoint"
         )
     with _describing_a_job(checkpoint):
         state = JobState(**{**checkpoint.state, "everything": checkpoint.state})

@@ -86,11 +86,9 @@ class JobSettings(Record, forbid=True):
     experts: int = Field(0, ge=0, le=MAX_COUNT, description="gpt, llama: experts in place of each MLP; 0: none")
     data: str = Field(
         "",
-        description=(
-            "pydoc (default of language models), glyphs (of mlp and cnn), markov, random:N (random tokens of a"
-            " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE, or your own, FILE.py:FUNCTION;"
-            " behind it stages, each after a bar: 'cifar:DIR | crop:4 | flip | shuffle:BLOCK | FILE.py:FUNCTION'"
-        ),
+        description="pydoc (default of language models), glyphs (of mlp and cnn), markov, random:N (random tokens of a"
+        " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE, or your own, FILE.py:FUNCTION;"
+        " behind it stages, each after a bar: 'cifar:DIR | crop:4 | flip | shuffle:BLOCK | FILE.py:FUNCTION'",
     )
 
     # optimization
@@ -118,11 +116,9 @@ class JobSettings(Record, forbid=True):
 
     weights: str | None = Field(
         None,
-        description=(
-            "share of the rows for each data-parallel rank: such as 2,1,1; measured:STEPS, in proportion to the speeds"
-            " measured every STEPS steps; equal, so that a batch which the ranks do not divide is refused (default:"
-            " equal, or different by one row)"
-        ),
+        description="share of the rows for each data-parallel rank: such as 2,1,1; measured:STEPS, in proportion to the"
+        " speeds measured every STEPS steps; equal, so that a batch which the ranks do not divide is refused (default:"
+        " equal, or different by one row)",
     )
 
     # axes: ranks = pp x dp x cp x tp
