@@ -214,14 +214,10 @@ def plan(
 
     # The job: a model, a cluster, a batch. What a job file gives is as if its flags were given; flags override it.
     seq = sizes.seq
-    written: dict[str, Any] = {}
     if config is None or config.suffix != ".toml":
-        architecture = _architecture(config, model, sizes)
+        architecture, written = _architecture(config, model, sizes), {}
     else:
-        from minidist.planning.job_config import read_job
-
-        _refuse_other_models([*["--model"] * (model is not None), *sizes.given()], config)
-        file = read_job(config)
+        file = _job_file(config, model, sizes)
         architecture, flags, written = file.model, flags.over(file), file.fixed
         seq = file.model.positions if seq is None else seq
 
@@ -241,8 +237,7 @@ def plan(
         _refuse_of_one({"--explain": explain, "--output": output, "--best": best != BEST})
         return _decision(offers(job, machine, fixed, counts, cost.tokens, cost.price), job, fixed, flags.gpu)
     found = search(job, machine, fixed)
-    if output is not None:
-        _draw(found, job, output)
+    _draw(found, job, output)
     # Those that fit, or the only one that is possible.
     shown = found.plans or (found.too_large if len(found.too_large) == 1 else [])
     result = _as_dict(found, shown[:best], flags.gpu, explain) | _sizes(job) | _cost(shown[:1], cost)
@@ -358,6 +353,14 @@ def _imbalance(given: float | None, model: "Architecture") -> float:
     return given
 
 
+def _job_file(config: Path, model: str | None, sizes: ModelFlags) -> "PlannedJob":
+    """Return the job of a file; UsageError when a flag describes another model."""
+    from minidist.planning.job_config import read_job
+
+    _refuse_other_models([*["--model"] * (model is not None), *sizes.given()], config)
+    return read_job(config)
+
+
 def _refuse_other_models(flags: Sequence[str], model: object) -> None:
     """Raise UsageError for the first of the flags that describe another model than the one that is given."""
     for flag in flags:
@@ -398,8 +401,10 @@ def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> 
     return described_model(str(model) if config is None else config)
 
 
-def _draw(found: "Search", job: "Job", output: Path) -> None:
-    """Save the picture of the frontier."""
+def _draw(found: "Search", job: "Job", output: Path | None) -> None:
+    """Save the picture of the frontier, where one is asked for."""
+    if output is None:
+        return
     from minidist.planning.cluster.calibration import CALIBRATION
     from minidist.report.frame import save
     from minidist.report.frontier import frontier

@@ -21,6 +21,7 @@ from minidist.data.shares import Shares, cut_batch, measured_every, parse_weight
 from minidist.optim.named import OPTIMIZERS
 from minidist.parallel.fitting_dims import dims_of
 from minidist.techniques import installed, ranks_beside
+from minidist.techniques.rule import multiples
 
 
 def _check_model(value: str) -> None:
@@ -373,9 +374,7 @@ def _check_product(total: int, given: int | None, accumulation: int, dp: int, al
         if total % (micro * accumulation) == 0:
             choices += f", or {total // (micro * accumulation)} data-parallel ranks instead of {dp}"
     else:
-        unit = (given or accumulation) * dp
-        below = total // unit * unit
-        choices = f"{below} or {below + unit}" if below else f"{unit}"
+        choices = multiples(total, (given or accumulation) * dp)
     raise UsageError(
         f"global batch = micro batch x accumulation x dp does not hold: {total} != {micro} x {accumulation} x {dp} "
         f"= {product}; change one of them, for example --global-batch {choices}"
