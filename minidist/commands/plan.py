@@ -238,8 +238,7 @@ def plan(
         return _decision(offers(job, machine, fixed, counts, cost.tokens, cost.price), job, fixed, flags.gpu)
     found = search(job, machine, fixed)
     _draw(found, job, output)
-    # Those that fit, or the only one that is possible.
-    shown = found.plans or (found.too_large if len(found.too_large) == 1 else [])
+    shown = _shown(found)
     result = _as_dict(found, shown[:best], flags.gpu, explain) | _sizes(job) | _cost(shown[:1], cost)
     # A script sees by the exit code that nothing fits.
     return Result(result, partial(_print, shown, best, found, job, fixed, result), 0 if found.plans else 1)
@@ -295,6 +294,11 @@ def _decision(found: "Sequence[Offer]", job: "Job", fixed: Mapping[str, Any], gp
             _print_commands(commands, f"the layout on {first.gpus:,}")
 
     return Result(result, show, 1 if first is None else 0)
+
+
+def _shown(found: "Search") -> "list[Plan]":
+    """Return the layouts that are printed: those that fit, or the only one that is possible."""
+    return found.plans or (found.too_large if len(found.too_large) == 1 else [])
 
 
 def _as_dict(found: "Search", shown: "list[Plan]", gpu: str, explain: bool) -> dict[str, Any]:

@@ -310,20 +310,25 @@ def run_comparison(
         outcome = _run("compare", config, main, size, timeout, eager_bytes)
     if not outcome.is_root:
         return None
-    if loop is not None:
-        if trace is not None:
-            write_traces(trace, outcome.traces, world=outcome.world, command=command)
-        with alone:
-            return loop.compare(outcome.results, outcome.traces, alone)  # type: ignore[no-any-return]
-
-    verdict: Comparison = outcome.results[0]
+    verdict: Comparison | None = None if loop is not None else outcome.results[0]
     if trace is not None:
-        # With both losses and the differences, for the picture that lays one over the other.
+        _write_comparison(trace, outcome, config, command, verdict)
+    if loop is None:
+        return verdict
+    with alone:
+        return loop.compare(outcome.results, outcome.traces, alone)  # type: ignore[no-any-return]
+
+
+def _write_comparison(
+    trace: Path, outcome: Outcome, config: TrainConfig, command: str, verdict: "Comparison | None"
+) -> None:
+    """Write the trace; of a verdict with both losses and the differences, for the picture that lays one on the other."""
+    header: dict[str, Any] = {"command": command}
+    if verdict is not None:
         mesh = {} if ranks_beside(config) else mesh_of(resolve_dims(config, outcome.size))
         losses = {"losses": verdict.losses, "reference_losses": verdict.reference_losses}
-        header = {"max_difference": verdict.weight_differences, **losses, "command": command, "mesh": mesh}
-        write_traces(trace, outcome.traces, world=outcome.world, **header)
-    return verdict
+        header = {"max_difference": verdict.weight_differences, **losses, **header, "mesh": mesh}
+    write_traces(trace, outcome.traces, world=outcome.world, **header)
 
 
 def _with_a_tier(config: TrainConfig, size: int, ranks: int | None, given: Collection[str]) -> TrainConfig:
