@@ -311,8 +311,7 @@ def run_comparison(
     if not outcome.is_root:
         return None
     verdict: Comparison | None = None if loop is not None else outcome.results[0]
-    if trace is not None:
-        _write_comparison(trace, outcome, config, command, verdict)
+    _write_comparison(trace, outcome, config, command, verdict)
     if loop is None:
         return verdict
     with alone:
@@ -320,9 +319,11 @@ def run_comparison(
 
 
 def _write_comparison(
-    trace: Path, outcome: Outcome, config: TrainConfig, command: str, verdict: "Comparison | None"
+    trace: Path | None, outcome: Outcome, config: TrainConfig, command: str, verdict: "Comparison | None"
 ) -> None:
-    """Write the trace; of a verdict with both losses and the differences, for the picture that lays one on the other."""
+    """Write the trace, with the losses and differences of a verdict: for the picture that lays one over the other."""
+    if trace is None:
+        return
     header: dict[str, Any] = {"command": command}
     if verdict is not None:
         mesh = {} if ranks_beside(config) else mesh_of(resolve_dims(config, outcome.size))
