@@ -14,7 +14,7 @@
 # ## 1 The case
 #
 # A network that recognises digits in pictures should become
-# small: between steps 30 and 100 of 150 four fifths of its weights, the smallest ones, become zero and
+# small: between steps 60 and 200 of 300 four fifths of its weights, the smallest ones, become zero and
 # stay zero. It has matrices of 144 x 64 and 64 x 10 weights, and 74 biases, which are not pruned.
 #
 # It trains on three ranks. Where all ranks know which weights are zero, their gradients need not travel.
@@ -64,7 +64,7 @@ from minidist.techniques.pruning.schedule import SparsitySchedule
 # %%
 images, labels = glyphs().rows(np.arange(2000))
 images = images.astype(np.float64)
-ROWS, STEPS = 1600, 150  # the other 400 are never trained on
+ROWS, STEPS = 1600, 300  # the other 400 are never trained on
 
 
 def prepared(comm, schedule, seed):
@@ -78,14 +78,14 @@ def prepared(comm, schedule, seed):
 
 
 # %% [markdown]
-# The training, an ordinary loop:
+# The training, an ordinary loop. The dense network recognises no more with a learning rate of 0.01 or 0.02:
 
 
 # %%
 def train(comm, schedule=None, steps=STEPS, seed=0):
     """Returns (losses, model, weights, pruner, what this rank sent in the last step)."""
     model, ddp, pruner = prepared(comm, schedule, seed)
-    flat, optimizer, losses, sent = ddp.flat, Adam(ddp.flat, lr=0.03), [], [0]
+    flat, optimizer, losses, sent = ddp.flat, Adam(ddp.flat, lr=0.015), [], [0]
     mine = np.array_split(np.arange(ROWS), comm.size)[comm.rank]
     for step in range(steps):
         flat.zero_grad()
@@ -106,7 +106,7 @@ def train(comm, schedule=None, steps=STEPS, seed=0):
 # step 65 on the loss jumps at most of them, and recovers; it ends near 0.16, the dense one near 0.01.
 
 # %%
-gradually = SparsitySchedule(0.8, 30, 100, 5)
+gradually = SparsitySchedule(0.8, 60, 200, 5)
 dense = SimWorld(1).run(train)[0]
 small = SimWorld(1).run(train, schedule=gradually)[0]
 picture(
@@ -129,7 +129,7 @@ picture(
 
 
 # %%
-def toy_sparsity(done, final=0.8, begin=30, end=100):
+def toy_sparsity(done, final=0.8, begin=60, end=200):
     """The share of zeros after `done` steps."""
     part = min(max((done - begin) / (end - begin), 0), 1)
     return final - final * (1 - part) ** 3
@@ -142,7 +142,7 @@ def toy_mask(weights, zeros):
     return kept
 
 
-for done in (30, 50, 70, 100, 150):
+for done in (60, 100, 150, 200, 300):
     print(f"after step {done:3}: {toy_sparsity(done):.2f}, the library's {gradually.at(done):.2f}")
 print("two zeros of four:", toy_mask(np.array([0.9, -0.3, 0.05, 0.1]), 2))
 
@@ -161,7 +161,7 @@ def right(model):
 
 
 schedules = {"dense": None, "little by little": gradually}
-schedules |= {f"at once, step {at}": SparsitySchedule(0.8, at, at) for at in (30, 100)}
+schedules |= {f"at once, step {at}": SparsitySchedule(0.8, at, at) for at in (30, 200)}
 accuracy = {}
 for name, schedule in schedules.items():
     models = [SimWorld(1).run(train, schedule=schedule, seed=seed)[0][1] for seed in (0, 1, 2)]
