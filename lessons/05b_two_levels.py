@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 05b Two levels and topology
 #
-# *25 minutes. Before it: 04 and 05.*
+# *20 minutes. Before it: 04 and 05.*
 #
 # ## 1 The case
 #

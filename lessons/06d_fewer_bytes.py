@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 06d Fewer bytes
 #
-# *30 minutes. Before it: 06 and 06b.*
+# *25 minutes. Before it: 06 and 06b.*
 #
 # ## 1 The case
 #
@@ -274,13 +274,13 @@ assert abs(mean - 1) < 0.01
 # %% [markdown]
 # ## 7 Exercise: signs, with error feedback
 #
-# Error feedback with the other compression of part 5. `gradients` (steps, length)
-# are this rank's, one per step; `steps` may be 0. In each step a rank sends, of gradient + residual, only which
-# elements are not negative, and one length, the mean of the absolute values. What it sends so stands for
-# that length, with the sign of each element, and what is left is its new residual. Return the sums over the ranks of
-# what they send, an array (steps, length), and this rank's residual after the last step. Judged: sums and residuals, and
-# that no rank sends more bytes than in our solution, to each other rank 8 for the length and one for eight elements
-# (`np.packbits`, `np.unpackbits`); messages and time are only printed.
+# Error feedback with the other compression of part 5. `gradients` (steps, length) are this rank's, one per step;
+# `steps` may be 0. In each step a rank sends, of gradient + residual, which elements are not negative, one bit each,
+# and one length, the mean of the absolute values. That stands for this length times the signs, and what is left is the
+# new residual. Return the sums over the ranks of what they have sent so, an array (steps, length), and this
+# rank's residual after the last step. Judged: sums and residuals, and that no rank sends more bytes than in our
+# solution: in a step 8 B for the length and 1 B for eight elements (`np.packbits`, `np.unpackbits`), to each other
+# rank. Messages and time are only printed.
 
 
 # %%

@@ -143,8 +143,8 @@ assert np.array_equal(both, parallel)
 # difference between the last common weights and the average is taken as a gradient. An *outer optimizer*
 # makes a step with it; an inner optimizer makes each rank's steps, AdamW in the paper and SGD here. The outer
 # one is SGD with a learning rate of 0.7 and a momentum of 0.9, in Nesterov's form (part 7 has the formula).
-# The momentum carries on a direction in which several rounds agree. With H = 1 the difference is the learning rate times
-# the mean gradient, so DiLoCo is then data parallelism with momentum, the control for H = 10:
+# The momentum carries on a direction in which several rounds agree. With H = 1 the difference is the learning rate
+# times the mean gradient, so DiLoCo is then data parallelism with momentum, the control for H = 10:
 
 # %%
 images, labels = glyphs().rows(np.arange(480))
@@ -194,10 +194,10 @@ for name in ("mixed ", "sorted"):
 # is worse. The loss of rank 0 does not show it: it is lower than with an average in every step.
 #
 # DiLoCo's loss is lower than that of averages with the same bytes, but the gain is that of the momentum, which makes
-# longer steps: with it and a sum in every step (H = 1) the loss is far lower still, for mixed and for sorted rows. The
-# two rows of DiLoCo show what a tenth of the bytes costs here. DiLoCo does not cure the drift: where training ends, the
-# common weights no longer change, so they are equal to the average. In the case of the two ranks DiLoCo therefore ends
-# where local SGD does.
+# longer steps: with it and an average in every step (H = 1) the loss is far lower still, for mixed and for sorted
+# rows. The two rows of DiLoCo show what a tenth of the bytes costs here. DiLoCo does not cure the drift: where training
+# ends, the common weights no longer change, so they are equal to the average. In the case of the two ranks DiLoCo
+# therefore ends where local SGD does.
 
 # %% [markdown]
 # ## 6 Break it

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 10b Batch size and noise
 #
-# *30 minutes. Before it: 06 and 10.*
+# *25 minutes. Before it: 06 and 10.*
 #
 # ## 1 The case
 #

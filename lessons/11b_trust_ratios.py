@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 11b Trust ratios
 #
-# *30 minutes. Before it: 11.*
+# *25 minutes. Before it: 11.*
 #
 # ## 1 The case
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 12b Offload
 #
-# *30 minutes. Before it: 06b, 10 and 12.*
+# *25 minutes. Before it: 06b, 10 and 12.*
 #
 # ## 1 The case
 #
