@@ -27,6 +27,9 @@ summation_order.py      in which order a sum adds, found by calling it
 reduction_order.py      the same of sums over ranks, and whether it depends on their number
 """
 
+# mypy: implicit_reexport
+# ruff: noqa: F401
+
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports
@@ -37,22 +40,4 @@ if TYPE_CHECKING:
     from minidist.collectives.rooted import gather, reduce, scatter
     from minidist.collectives.user_algorithms import algorithm, load_algorithm
     from minidist.core.collectives import all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_scatter
-
-__all__ = [
-    "TwoLevel",
-    "algorithm",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "bus_factor",
-    "gather",
-    "load_algorithm",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-    "seconds",
-    "volume",
-]
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from minidist import collectives
-from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, ranges_text, reason
 from minidist.base.extras import extra
 from minidist.base.user_file import is_user_function, load_function
 from minidist.collectives.algorithms import ALGORITHMS
@@ -129,15 +129,9 @@ def label(places: Sequence[tuple[int, int]], equal: bool) -> str:
     """Return "elements 0-3, 8" for results (rank, element), with the rank unless all ranks' orders are `equal`."""
     texts = []
     for rank in dict.fromkeys(rank for rank, _ in places):
-        spans: list[list[int]] = []
-        for k in (k for owner, k in places if owner == rank):
-            if spans and spans[-1][1] == k - 1:
-                spans[-1][1] = k
-            else:
-                spans.append([k, k])
-        numbers = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
-        plural = "s" * (len(spans) > 1 or spans[0][0] != spans[0][1])
-        texts.append(f"{'' if equal else f'rank {rank}, '}element{plural} {numbers}")
+        elements = [k for owner, k in places if owner == rank]
+        owner = "" if equal else f"rank {rank}, "
+        texts.append(f"{owner}element{'s' * (len(elements) > 1)} {ranges_text(elements)}")
     return "; ".join(texts)
 
 
