@@ -34,9 +34,9 @@ def _loss(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
         raise UsageError("the picture of the loss needs losses in the header of the trace: one number per step")
     if not header.get("reference_losses"):
         return loss_curve(header["losses"], **keywords)
-    two = header["losses"], header["reference_losses"]
-    said = {key: header[key] for key in ("quantity", "counted") if key in header}
-    return loss_overlay(*two, header.get("max_difference"), **said, **keywords)
+    two, quantity = (header["losses"], header["reference_losses"]), header.get("quantity", "loss")
+    counted = header.get("counted", "step")
+    return loss_overlay(*two, header.get("max_difference"), quantity=quantity, counted=counted, **keywords)
 
 
 def _memory(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
