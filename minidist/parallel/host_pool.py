@@ -28,7 +28,6 @@ from minidist.core.comm import Comm, Work
 from minidist.core.parallel.zero import Shard
 from minidist.parallel.fsdp_options import OptionalUnit
 
-HOST_STEP = "host step"  # the span of an optimizer's step on the host
 STEP_PASSES = 7  # arrays that Adam reads or writes for each element: gradient, and value and two moments twice
 
 
@@ -115,7 +114,7 @@ class HostPool:
     def step_of(self, nbytes: int) -> None:
         """Let the time pass that an optimizer on the host needs to step `nbytes` bytes of parameters."""
         if self.host_bandwidth:
-            self.comm.compute(seconds=STEP_PASSES * nbytes / self.host_bandwidth, name=HOST_STEP)
+            self.comm.compute(seconds=STEP_PASSES * nbytes / self.host_bandwidth, name="host step")
 
     def swap_out(self, array: xp.Array) -> Transfer:
         """Begin to move an activation to the host, after the transfer of the one before is complete."""

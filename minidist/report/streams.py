@@ -11,7 +11,6 @@ from typing import Any
 
 from minidist.base.traces import MessageEvent, Trace
 from minidist.core.base.errors import UsageError
-from minidist.parallel.host_pool import HOST_STEP
 from minidist.report.frame import Figure, Style, byte_text, finish, new_figure, patch, tidy, time_unit
 from minidist.report.palette import MESSAGES, NAMES, PALETTE, distinct, ink, kind_of
 from minidist.report.space_time import earliest
@@ -20,8 +19,8 @@ from minidist.report.timeline import merged, pairs, without
 # A bar: 1 send or 2 receive, start, partner there, end, and the message. A bar is BROAD.
 Bar = tuple[int, float, float, float, MessageEvent]
 BROAD = 0.6
-HOST = "host computes"
-LINK = ("to host", "to device")  # spans of `parallel.host_pool.HostPool`, one stream each
+HOST, HOST_STEP = "host computes", "host step"  # a row, and its spans, of `parallel.host_pool.HostPool`
+LINK = ("to host", "to device")  # spans of the same, one stream each
 
 
 def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: str = "") -> Figure:
