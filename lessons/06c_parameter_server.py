@@ -189,9 +189,8 @@ order = [f"{worker}.{clock}" for ((worker, clock),) in records[0].updates]
 replayed = ps.replay(records, server("asp"), {"w": np.zeros(4)}, gradient)["w"]
 off = np.abs(results[0].weights["w"] - replayed).max()
 print("asp, gradients as worker.clock in the order of the updates:", *order)
-print(
-    f"asp: max |w_parallel - w_replayed| = {off:g}; from those of bsp {np.abs(replayed - single).max():.2f}"
-)
+print(f"asp: max |w_parallel - w_replayed| = {off:g};", end=" ")
+print(f"from the weights of bsp {np.abs(replayed - single).max():.2f}")
 assert off == 0
 
 # %% [markdown]
