@@ -95,7 +95,7 @@ WHOLE = large("12", "65 billion parameters, ZeRO 3", "weights are gathered: 3.8 
 CHAPTERS = [
     chapter("00", "one program on one card, in 16 bits", "it does not fit, and is slow", dp=1),
     chapter("02", "the bytes are counted by kind", "2+4+12 B of states a parameter"),
-    chapter("03", "cards exchange messages", "one card that adds up all is slow"),
+    chapter("03", "cards exchange messages", "one card that adds all is slow"),
     chapter("04", "sums over all cards, round a ring", "latencies of short arrays"),
     chapter("05", "the algorithm is chosen by the size", "who computes what?"),
     chapter("06", "eight cards, each with its rows", "every card has all states", dp=8),
