@@ -75,12 +75,10 @@ OFTEN = {
 _NO_ALGORITHMS = (
     "algorithms",
     "auto",
-    "call",
     "call_checks",
     "closed_forms",
     "collective_check",
     "folding",
-    "nodes",
     "one_event",
     "reduction_order",
     "ring_event",
