@@ -35,8 +35,9 @@ def _loss(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
     if not header.get("reference_losses"):
         return loss_curve(header["losses"], **keywords)
     two, quantity = (header["losses"], header["reference_losses"]), header.get("quantity", "loss")
-    counted = header.get("counted", "step")
-    return loss_overlay(*two, header.get("max_difference"), quantity=quantity, counted=counted, **keywords)
+    figure = loss_overlay(*two, header.get("max_difference"), quantity=quantity, **keywords)
+    figure.axes[0].set_xlabel(header.get("counted", "step"))
+    return figure
 
 
 def _memory(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:

@@ -23,12 +23,10 @@ def loss_overlay(
     command: str = "",
     names: tuple[str, str] | None = None,
     quantity: str = "loss",
-    counted: str = "step",
 ) -> Figure:
     """Draw the loss per step of both runs, and max |difference| of `what` per step; None: of the losses.
 
-    names: of two runs that need not be equal, the single device's first; their difference is not drawn. counted: what
-    the horizontal axis counts.
+    names: of two runs that need not be equal, the single device's first; their difference is not drawn.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -41,7 +39,7 @@ def loss_overlay(
     axes = figure.add_subplot()
     axes.plot(range(len(single)), single, color=PALETTE["other"], linewidth=4, gid="single")
     axes.plot(range(len(parallel)), parallel, color=PALETTE["F"], linewidth=1.5, gid="parallel")
-    axes.set_xlabel(counted)
+    axes.set_xlabel("step")
     axes.set_ylabel(quantity)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     tidy(axes)
