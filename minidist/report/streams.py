@@ -36,8 +36,7 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
     computing = [span for span in trace.spans if span.category == "compute"]
     crossing = [span for span in trace.spans if span.category == "offload"]
     bars = _bars(traces, rank)
-    stepping = any(span.name == HOST_STEP for span in computing)
-    rows = _rows(bool(bars), bool(crossing), stepping)
+    rows = _rows(bool(bars), bool(crossing), any(span.name == HOST_STEP for span in computing))
     begin = earliest(traces)  # of one step of many: not at zero
     ends = [*(s.end for s in (*computing, *crossing)), *(end for *_, end, _ in bars)]
     longest = max([begin, *ends]) - begin
@@ -46,8 +45,7 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
     axes = figure.add_subplot()
     axes.barh(range(len(rows)), [longest * factor] * len(rows), height=BROAD, color=PALETTE["idle"], zorder=0)
     used: dict[str, Any] = {}
-    shades = _shades(bars)
-    colours = {**PALETTE, **shades}
+    colours = {**PALETTE, **_shades(bars)}
 
     def bar(y: float, start: float, end: float, kind: str, gid: str, text: str, broad: float = BROAD) -> None:
         if end <= start:
@@ -66,10 +64,10 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
         bar(row, span.start, span.end, kind_of(span.name), "compute", span.name)
     bands, broad = _bands(bars)
     for y, start, met, end, message in bars:
-        place = y + bands[message.lane]
-        bar(place, start, met, "blocked", "blocked", "", broad)
-        kind = message.purpose if message.purpose in shades else "communication"
-        bar(place, met, end, kind, message.kind, byte_text(message.nbytes) if broad > BROAD / 3 else "", broad)
+        bar(y + bands[message.lane], start, met, "blocked", "blocked", "", broad)
+        kind = message.purpose if len(colours) > len(PALETTE) else "communication"
+        text = byte_text(message.nbytes) if broad > BROAD / 3 else ""
+        bar(y + bands[message.lane], met, end, kind, message.kind, text, broad)
     for span in crossing:
         bar(rows.index(span.name), span.start, span.end, "communication", span.name, "")
 
