@@ -29,7 +29,7 @@ LINES = {
     "parallel": 5_046,
     "pipeline": 4_698,
     "planning": 5_861,
-    "report": 6_651,
+    "report": 6_649,
     "techniques": 11_785,
 }
 FOLDERS = 16
