@@ -19,7 +19,7 @@ from minidist.report.timeline import merged, pairs, without
 # A bar: 1 send or 2 receive, start, partner there, end, and the message. A bar is BROAD.
 Bar = tuple[int, float, float, float, MessageEvent]
 BROAD = 0.6
-HOST, HOST_STEP = "host computes", "host step"  # a row, and its spans, of `parallel.host_pool.HostPool`
+PLACES = {"host step": "host computes"}  # spans of `parallel.host_pool.HostPool` -> their row; all others compute
 LINK = ("to host", "to device")  # spans of the same, one stream each
 
 
@@ -32,14 +32,13 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
     # What this rank computed, sent, received and moved to or from its host, each in another row.
     if not 0 <= rank < len(traces):
         raise UsageError(f"the run has no rank {rank}; its ranks are 0..{len(traces) - 1}")
-    trace = traces[rank]
-    computing = [span for span in trace.spans if span.category == "compute"]
-    crossing = [span for span in trace.spans if span.category == "offload"]
+    spans = traces[rank].spans
+    computing = [span for span in spans if span.category == "compute"]
+    crossing = [span for span in spans if span.category == "offload"]
     bars = _bars(traces, rank)
-    rows = _rows(bool(bars), bool(crossing), any(span.name == HOST_STEP for span in computing))
+    rows = _rows(bool(bars), bool(crossing), {span.name for span in computing})
     begin = earliest(traces)  # of one step of many: not at zero
-    ends = [*(s.end for s in (*computing, *crossing)), *(end for *_, end, _ in bars)]
-    longest = max([begin, *ends]) - begin
+    longest = max([begin, *(s.end for s in (*computing, *crossing)), *(end for *_, end, _ in bars)]) - begin
     factor, unit = time_unit(longest)
     figure = new_figure(9, 1.4 + 0.5 * len(rows))
     axes = figure.add_subplot()
@@ -60,14 +59,15 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
 
     # Row 0 is what the rank itself computes. A message is red until its partner has come.
     for span in computing:
-        row = rows.index(HOST) if span.name == HOST_STEP else 0
-        bar(row, span.start, span.end, kind_of(span.name), "compute", span.name)
+        bar(
+            rows.index(PLACES.get(span.name, "compute")), span.start, span.end, kind_of(span.name), "compute", span.name
+        )
     bands, broad = _bands(bars)
-    for y, start, met, end, message in bars:
-        bar(y + bands[message.lane], start, met, "blocked", "blocked", "", broad)
-        kind = message.purpose if len(colours) > len(PALETTE) else "communication"
-        text = byte_text(message.nbytes) if broad > BROAD / 3 else ""
-        bar(y + bands[message.lane], met, end, kind, message.kind, text, broad)
+    for row, start, met, end, message in bars:
+        y, text = row + bands[message.lane], byte_text(message.nbytes) * (broad > BROAD / 3)
+        kind = message.purpose if message.purpose in colours else "communication"
+        bar(y, start, met, "blocked", "blocked", "", broad)
+        bar(y, met, end, kind, message.kind, text, broad)
     for span in crossing:
         bar(rows.index(span.name), span.start, span.end, "communication", span.name, "")
 
@@ -85,9 +85,9 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
     return finish(figure, used.values(), command)
 
 
-def _rows(messages: bool, crossing: bool, stepping: bool) -> list[str]:
+def _rows(messages: bool, crossing: bool, computed: set[str]) -> list[str]:
     """Return the names of the rows; send and receive are empty rows of a rank that communicates with nobody at all."""
-    host = (HOST,) if stepping else ()
+    host = [place for name, place in PLACES.items() if name in computed]
     if not crossing:
         return ["compute", "send", "receive", *host]
     return ["compute", *(("send", "receive") if messages else ()), *host, *LINK]
