@@ -147,7 +147,7 @@ def replayed(config: Any) -> tuple[int, ...] | range:
 
 def reduces_each(config: Any) -> bool:
     """Return whether a job reduces gradients after every micro-batch, as ZeRO 2 and 3 do in any case."""
-    return any(extension.reduces_each() for extension in of_job(config))
+    return any(extension.reduces_each for extension in of_job(config))
 
 
 def history(config: Any) -> History:

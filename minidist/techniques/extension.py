@@ -117,7 +117,7 @@ class Extension:
     stages have the weights and the gradients of one step. weight_differences: the kinds of optimizer state that are
     differences of weights, which `compare` holds to the rounding of weights. sums_buckets: whether the technique sums
     whole buckets of gradients in its own order, in place of --reduction (`bucket.py`); both stages with a tied weight
-    then have a bucket for it.
+    then have a bucket for it. reduces_each: whether gradients are reduced after every micro-batch.
     own_state: of each kind of state that `of_rank` returns, what a checkpoint holds with it, and what to resume with,
     in words, where a job has no place for it. trainers: what traces and reports call the ranks of the layout, where
     other ranks are outside of it; one technique of a job may have such ranks. in_evaluations: whether evaluations have
@@ -147,6 +147,7 @@ class Extension:
     drains: ClassVar[bool] = True
     weight_differences: ClassVar[tuple[str, ...]] = ()
     sums_buckets: ClassVar[bool] = False
+    reduces_each: ClassVar[bool] = False
     own_state: ClassVar[Mapping[str, tuple[str, str]]] = {}
     trainers: ClassVar[str] = "layout"
     for_all_steps: ClassVar[bool] = False
@@ -218,10 +219,6 @@ class Extension:
     def replays(self, config: Any) -> tuple[int, ...] | range:
         """Return the stages of a pipeline whose whole forward pass runs again before their backward."""
         return ()
-
-    def reduces_each(self) -> bool:
-        """Return whether gradients are reduced after every micro-batch."""
-        return False
 
     def history(self) -> History:
         """Return which checkpoints of the --save directory count."""

@@ -46,6 +46,4 @@ class SynchronizeEach(Extension):
         ),
     )
     alone = (("synchronize_each", lambda j: False),)
-
-    def reduces_each(self) -> bool:
-        return bool(self.settings.synchronize_each)
+    reduces_each = True
