@@ -51,11 +51,6 @@ def scales_loss(job: Any) -> bool:
     return bool(job.precision == "fp16")
 
 
-def scale_changes(job: Any) -> bool:
-    """Return whether the loss scale follows the overflows."""
-    return scales_loss(job) and not job.static_loss_scale
-
-
 DYNAMIC = "--precision fp16 without --static-loss-scale"
 OF_A_DYNAMIC_SCALE = ("loss_scale_interval", "loss_scale_hysteresis", "loss_scale_floor", "loss_scale_floor_limit")
 RULES = (
@@ -68,7 +63,10 @@ RULES = (
     ),
     without_effect("loss_scale", scales_loss, "--precision fp16"),
     without_effect("static_loss_scale", scales_loss, "--precision fp16", switch=True),
-    *(without_effect(name, scale_changes, DYNAMIC) for name in OF_A_DYNAMIC_SCALE),
+    *(
+        without_effect(name, lambda j: scales_loss(j) and not j.static_loss_scale, DYNAMIC)
+        for name in OF_A_DYNAMIC_SCALE
+    ),
 )
 
 

@@ -55,8 +55,8 @@ def compare_served(
     keys_of = [list(shard.keys) for shard in ps.make_shards(config.servers, initial)]
 
     # What each server must hold after each update, and the losses and weights at the end.
-    if servers.is_data_parallel:
-        # bsp: every update is one of data parallelism.
+    if config.consistency == "bsp" and servers.push is None:
+        # Every update is one of data parallelism: of a whole clock, with gradients as they are.
         judge = Judge([], "ordered")
         whole = expected_snapshots(config, len(served), observers=[progress] if progress is not None else [])
         expected = [[_of_keys(step, keys) for step in whole] for keys in keys_of]
@@ -71,7 +71,8 @@ def compare_served(
             expected[server].append(server_tensors(updates))
 
         final = ps.replay(ps.read_records(traces, servers), servers, initial, worker.gradient, observe)
-        losses = [_loss_of(worker, batches.dp, step) for step in range(config.steps)]
+        of_workers = [[worker.losses[number, step] for number in range(batches.dp)] for step in range(config.steps)]
+        losses = [ordered_sum([loss for own in of_step for loss in own]) for of_step in of_workers]
 
     verdict = judge.verdict
     verdict.ranks, verdict.steps = len(served), config.steps
@@ -120,10 +121,6 @@ def _of_keys(step: Snapshot, keys: Sequence[str]) -> Snapshot:
             if name.rpartition(".")[0] in keys or (keys and name == "step_count")
         },
     }
-
-
-def _loss_of(worker: Worker, workers: int, step: int) -> float:
-    return ordered_sum([loss for number in range(workers) for loss in worker.losses[number, step]])
 
 
 class ServerLoop(OwnLoop):
