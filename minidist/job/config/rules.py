@@ -19,7 +19,7 @@ from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.train_config import Batches, TrainConfig, flag
 from minidist.optim.named import takes
 from minidist.techniques import installed, of_job, of_users, touched, trains_alone
-from minidist.techniques.rule import Rule, Value, multiples, setting
+from minidist.techniques.rule import Rule, Value, multiples, setting, without_effect
 
 
 def divisors(number: int) -> str:
@@ -431,22 +431,7 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("ulysses", lambda j: j.attention == "ulysses-ring", "--attention ulysses-ring"),
     ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
 )
-
-
-def _given(name: str) -> str:
-    """Return how a setting is given: a flag with the place of its value, or the flag alone of one that is on."""
-    return flag(name) if TrainConfig.model_fields[name].annotation is bool else f"{flag(name)} {{{name}}}"
-
-
-WITHOUT_EFFECT = tuple(
-    Rule(
-        f"{name.replace('_', '-')}-without-effect",
-        ineffective(name, effective),
-        f"{_given(name)} has no effect here, because it belongs to {other}",
-        "add that, or leave it out",
-    )
-    for name, effective, other in EFFECTS
-)
+WITHOUT_EFFECT = tuple(without_effect(*effect) for effect in EFFECTS)
 
 # --- settings without effect in a smaller job -------------------------------------------------------------------------
 
