@@ -214,10 +214,6 @@ class OuterOptimizer(OptimizerWrapper):
                 result.setdefault(name, {})[OUTER] = array
         return result
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return {"step": inner steps taken, "state": `state`}."""
-        return {**self.optimizer.state_dict(), "state": self.state}
-
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load a `state_dict`, and let the weights as they are be the common ones."""
         inner = {name: {k: a for k, a in arrays.items() if k != OUTER} for name, arrays in saved["state"].items()}
