@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError, nearest, quoted, quoted_path
-from minidist.base.records import Field, WrongValue
+from minidist.base.records import Field, Record, WrongValue
 from minidist.base.user_file import load_function
 from minidist.techniques.extension import AxisRun, Extension, History, Moment, Run, Settings
 from minidist.techniques.own_loop import OwnLoop

@@ -18,21 +18,19 @@ from collections.abc import Callable
 from typing import Any
 
 from minidist.core.comm import Comm
-from minidist.techniques import Extension, Field, Rule, Settings
-
-
-class InitialWeightsSettings(Settings):
-    init_from: str | None = Field(
-        None,
-        description="begin a new job with the weights of a checkpoint, a --save directory or a folder in it, or of a"
-        " folder of Hugging Face (gpt2, llama)",
-    )
+from minidist.techniques import Extension, Field, Record, Rule
 
 
 class InitialWeights(Extension):
     """Gives the whole model of a new job its weights."""
 
-    Settings = InitialWeightsSettings
+    class Settings(Record):
+        init_from: str | None = Field(
+            None,
+            description="begin a new job with the weights of a checkpoint, a --save directory or a folder in it, or of"
+            " a folder of Hugging Face (gpt2, llama)",
+        )
+
     rules = (
         Rule(
             "init-from-with-resume",
