@@ -66,6 +66,7 @@ class Distillation(Extension):
             ),
         )
 
+    main = "distill_from"
     panel = "Optimization"
     rules = (
         Rule(
@@ -125,10 +126,6 @@ class Distillation(Extension):
         super().__init__(settings)
         if settings.teacher_ranks:
             self.unlike = f"the ranks of --teacher-ranks {settings.teacher_ranks}"
-
-    @classmethod
-    def used_by(cls, config: Any) -> bool:
-        return config.distill_from is not None
 
     @classmethod
     def needs_values(cls, config: Any) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class LocalSGD(Extension):
             description="Streaming DiLoCo: share of a replica's own weights when they meet the common ones",
         )
 
+    main = "local_steps"
     panel = "Data parallelism"
     fixed = tuple(Settings.model_fields)
     # One rank alone averages nothing, and its outer optimizer steps all the same.
@@ -178,11 +179,6 @@ class LocalSGD(Extension):
             for name in ("outer_lr", "outer_momentum", "outer_fragments", "outer_delay", "outer_mixing")
         ),
     )
-
-    @classmethod
-    def used_by(cls, config: Any) -> bool:
-        # The other settings have no effect without it, and are refused.
-        return bool(config.local_steps > 0)
 
     def build(self, job: Any, comm: Comm | None) -> None:
         self.fragments: tuple[int, ...] = ()  # elements of each, in Streaming DiLoCo

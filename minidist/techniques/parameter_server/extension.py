@@ -50,6 +50,7 @@ class ServerTraining(Extension):
             False, description="ps with ssp or asp: divide an update's learning rate by its staleness"
         )
 
+    main = "strategy"
     panel = "Data parallelism"
     rules = (
         Rule(
@@ -120,11 +121,6 @@ class ServerTraining(Extension):
     )
     rules_first = True  # its workers hold whole models, whatever the axes are
     unlike = "a parameter server's ranks"
-
-    @classmethod
-    def used_by(cls, config: Any) -> bool:
-        # The other flags have no effect without this one, and a rule refuses them.
-        return bool(config.strategy == "ps")
 
     @classmethod
     def beside(cls, config: Any, ranks: int | None = None) -> int:
