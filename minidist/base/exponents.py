@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 
 SMALLEST, NORMAL, LARGEST = -24, -14, 15  # exponents of float16
 _PIECE = 2**20  # elements at a time

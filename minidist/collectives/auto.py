@@ -30,8 +30,7 @@ import numpy as np
 
 from minidist.base.errors import UsageError, reason
 from minidist.base.meta import MetaArray
-from minidist.collectives.algorithms import ALGORITHMS, candidates
-from minidist.collectives.call import Call
+from minidist.collectives.algorithms import ALGORITHMS, Call, candidates
 from minidist.collectives.closed_forms import seconds
 from minidist.collectives.tuning import MeasuredTimes, measured_times
 from minidist.collectives.user_algorithms import at_registration

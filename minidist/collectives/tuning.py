@@ -46,8 +46,7 @@ import numpy as np
 from minidist import __version__
 from minidist.base.cache import folder, key_of, read_entry, write_entry
 from minidist.base.process import usable_cores
-from minidist.collectives.algorithms import ALGORITHMS, candidates
-from minidist.collectives.call import Call
+from minidist.collectives.algorithms import ALGORITHMS, Call, candidates
 from minidist.collectives.closed_forms import seconds
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.base.errors import UsageError, quoted

@@ -17,8 +17,7 @@ from typing import Any
 
 from minidist.base.errors import UsageError, nearest, quoted, reason
 from minidist.base.user_file import load_function
-from minidist.collectives.algorithms import ALGORITHMS
-from minidist.collectives.call import PARAMETERS
+from minidist.collectives.algorithms import ALGORITHMS, PARAMETERS
 from minidist.comm.has_run import has_run
 from minidist.core.collectives.calls import Algorithm, Function
 

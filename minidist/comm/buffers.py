@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.arrays import to_host
 from minidist.comm.call_site import NOWHERE, CallSite
 from minidist.comm.errors import BufferReuseError
-from minidist.core.base.arrays import to_host
 
 _SMALL = 1 << 14  # bytes
 _ROW = 8 * 509  # bytes; a prime number of words

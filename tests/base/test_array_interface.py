@@ -244,7 +244,7 @@ EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the hos
     ("parallel/redistribute.py", "count_nonzero"),
     ("collectives/binomial_tree.py", "roll"),
     *(("collectives/ring_event.py", name) for name in ("roll", "maximum", "stack")),  # times of ranks
-    ("collectives/nodes.py", "flatnonzero"),
+    ("collectives/two_level.py", "flatnonzero"),
     ("comm/buffers.py", "add"),  # the checksum of bytes that were fetched
     ("comm/communicator.py", "roll"),
     ("comm/communicator.py", "flatnonzero"),

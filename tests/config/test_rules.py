@@ -10,7 +10,7 @@ from minidist.comm import SimWorld
 from minidist.comm.launching import execute
 from minidist.commands.runner import run_comparison, run_training
 from minidist.core.base.errors import UsageError
-from minidist.core.collectives import ALGORITHMS
+from minidist.core.collectives.calls import ALGORITHMS
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.rules import RULES, as_markdown, check_rules, notices
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from minidist.base import arrays as xp
 from minidist.base.device import LOCAL_RANKS, creating_on, cuda
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_comparison
-from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train

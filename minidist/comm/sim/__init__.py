@@ -10,5 +10,4 @@ failures.py          ranks that are killed on purpose
 deadlock_report.py   what a deadlock error says, and what its program probably meant
 look_ahead.py        what the ranks would have called next, after two calls that differ
 hang_watchdog.py     stops a rank that computes without end
-ended.py             a communicator when its run is over
 """

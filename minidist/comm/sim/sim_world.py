@@ -18,14 +18,14 @@ import numpy as np
 
 from minidist.base.interrupts import interruptible
 from minidist.base.limits import check_number, check_whole
-from minidist.comm.call_site import NOWHERE, FindsLines, call_site
+from minidist.base.traces import Trace
+from minidist.comm.call_site import NOWHERE, CallSite, FindsLines, call_site
 from minidist.comm.communicator import CheckedComm, second_thread, unwaited
 from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError
 from minidist.comm.has_run import LAZY, check_takes_comm, has_run, with_remedies
 from minidist.comm.header import check_checks, check_record
 from minidist.comm.message_checks import CheckedCall
 from minidist.comm.sim.checks import KEPT_CALLS, BufferWatch, CallWatch, Lines, Recorder, Totals
-from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
 from minidist.comm.sim.process_state import ProcessState
 from minidist.comm.sim.watched import AnySource, Chooser, RunState, Watched, earliest
@@ -406,3 +406,43 @@ class SimWorld(FindsLines, Sim):
         if self.calls.differs(call, value) and self.calls.unlike is None:
             self.calls.refuse(MismatchError(self.calls.explain(call.name)), call, False)
             self.hub.switch()
+
+
+class EndedWorld:
+    """Stands for the world of a run that is over: it has the record, and an error for all else.
+
+    def main(comm): kept.append(comm)
+    SimWorld(2).run(main)
+    kept[0].trace                    the record can be read
+    all_reduce(kept[0], array)       UsageError: no other rank runs; on one rank it would return without an error
+    """
+
+    kind = "simulated"
+
+    def __init__(self, traces: Sequence[Trace], end_time: float) -> None:
+        self.traces, self.end_time = traces, end_time
+
+    def trace_of(self, comm: PointToPoint) -> Trace:
+        """Return the record of the rank that `comm` belonged to."""
+        return self.traces[comm.members[comm.rank]]
+
+    def time(self) -> float:
+        """Return the virtual time at which the run ended."""
+        return self.end_time
+
+    def post_or_wait(self, first: Any, *_: Any) -> Any:
+        """Refuse a message, or the wait for one, of something else that a program has kept."""
+        raise used_after_run(call_site(sys._getframe(1)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise used_after_run(call_site(sys._getframe(1)))
+
+
+def used_after_run(site: CallSite) -> UsageError:
+    """Return the error for a communicator, or a request of one, that is used after its run."""
+    return UsageError(
+        f"a communicator is used after its run has ended, at {site}; communicate only inside the function that the run "
+        "calls, on the communicator that it is given"
+    )

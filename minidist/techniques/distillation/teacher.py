@@ -39,11 +39,11 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.cache import folder
 from minidist.base.errors import UsageError, quoted_path
 from minidist.base.half import DTYPES, named_dtype
 from minidist.core.autograd import Tensor, no_grad
-from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.comm import Comm, Request

@@ -87,7 +87,7 @@ def exchange_masks(axis: Any, pruner: Pruner) -> None:
     Purpose `pruning`. Other layouts know the masks of all ranks.
     """
     for unit in prunable_units(axis, pruner):
-        mine = xp.ones(unit.shard.size, bool, unit.shard.data)
+        mine = xp.full(unit.shard.size, True, bool, unit.shard.data)
         for p, place, _, _ in ranges(unit.shard):
             if p.name in pruner.masks:
                 mine[place] = pruner.masks[p.name].values
