@@ -12,7 +12,6 @@ Lesson: 10b_batch_size_and_noise, 10c_uneven_ranks, 06d_fewer_bytes.
 Proved by: tests/techniques/test_noise_scale.py, tests/techniques/test_batch_plan.py
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -158,7 +157,7 @@ class AdaptiveBatches(Extension):
         ),
     )
     observes = True  # the reference on one device is told the batches
-    fixed = ("adaptive_batch",)
+    fixed = by_values = ("adaptive_batch",)
 
     @classmethod
     def used_by(cls, config: Any) -> bool:
@@ -173,10 +172,6 @@ class AdaptiveBatches(Extension):
     def changes_batches(cls, config: Any) -> bool:
         return bool(changing(config))
 
-    @classmethod
-    def needs_values(cls, config: Any) -> dict[str, Any]:
-        return {"--adaptive-batch": config.adaptive_batch}
-
     def build(self, job: Any, comm: Comm | None) -> None:
         assert comm is not None  # the reference leaves the technique out
         self.job, self.comm, self.noise = job, comm, NoiseScale()
@@ -184,10 +179,9 @@ class AdaptiveBatches(Extension):
         if self.changes_batches(job.config):
             job.plan = VaryingPlan(job.config, job.batches, self.noise)
 
-    def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+    def attached(self, strategy: Any) -> None:
         self.strategy, self.first = strategy, strategy.job.batches
         self.meter = NoiseMeter(strategy, self.noise) if self.measures else None
-        return nullcontext()
 
     def before_step(self, samples: int) -> None:
         # A pipeline gets the plan for this step's number of micro-batches; of all else the first batch is the measure.

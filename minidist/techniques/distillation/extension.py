@@ -120,16 +120,13 @@ class Distillation(Extension):
     key = "teacher_digest"
     fixed = ("distill_from", "temperature", "distill_weight", "teacher_precision")
     by_content = ("distill_from",)
+    by_values = ("teacher_cache",)
     trainers = "students"
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
         if settings.teacher_ranks:
             self.unlike = f"the ranks of --teacher-ranks {settings.teacher_ranks}"
-
-    @classmethod
-    def needs_values(cls, config: Any) -> dict[str, Any]:
-        return {"--teacher-cache": config.teacher_cache}
 
     @classmethod
     def beside(cls, config: Any, ranks: int | None = None) -> int:

@@ -31,6 +31,7 @@ class InitialWeights(Extension):
             " a folder of Hugging Face (gpt2, llama)",
         )
 
+    by_values = ("init_from",)
     rules = (
         Rule(
             "init-from-with-resume",
@@ -39,10 +40,6 @@ class InitialWeights(Extension):
             "leave one of them out",
         ),
     )
-
-    @classmethod
-    def needs_values(cls, config: Any) -> dict[str, Any]:
-        return {"--init-from": config.init_from}
 
     def check_models(self, config: Any, saved_model: Callable[[str, str], Any]) -> None:
         from minidist.techniques.initial_weights.weights import initial_checkpoint

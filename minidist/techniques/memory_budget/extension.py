@@ -24,7 +24,6 @@ Proved by: tests/techniques/test_memory_budget_file.py
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,10 +124,9 @@ class MemoryBudget(Extension):
         self.used: list[tuple[int, int]] = []
         job.plan = CutPlan(job.config, job.batches)
 
-    def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+    def attached(self, strategy: Any) -> None:
         # What a step adds depends on the layout.
         self.added.clear()
-        return nullcontext()
 
     def before_step(self, samples: int) -> None:
         # A new peak, so that it is that of this step; `next_layout` gives the account its old one back.

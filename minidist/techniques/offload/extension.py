@@ -16,7 +16,7 @@ Proved by: tests/techniques/test_offload.py
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
 
@@ -81,11 +81,11 @@ class Offload(Extension):
         # The reference on one device has one memory.
         self.pool = None if comm is None else parallel.HostPool(comm)
 
-    def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+    def attached(self, strategy: Any) -> AbstractContextManager[Any] | None:
         # Where blocks are recomputed, their inputs are all that is offloaded: see `pack`.
         kept = recomputed(strategy.job.config) in ("none", "selective")
         if self.pool is None or self.settings.offload != "activations" or not kept:
-            return nullcontext()
+            return None
         from minidist.techniques.offload.activations import SavedOnHost
 
         return SavedOnHost(self.pool).saving()

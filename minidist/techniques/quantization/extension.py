@@ -12,7 +12,7 @@ Proved by: tests/techniques/test_quantization.py
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any, Literal
 
 from minidist.core.base import arrays as xp
@@ -110,13 +110,12 @@ class Quantization(Extension):
         self.job, self.observers, self.computed = job, quantization.observers_of(job.model), [job.model]
         quantization.load_ranges(self.observers, known)
 
-    def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+    def attached(self, strategy: Any) -> None:
         # A rank of a pipeline computes its stages; the rest of its model has no weights.
         pipe = getattr(strategy, "pipe", None)
         if pipe is not None:
             self.computed = [stage.module for stage in pipe.stages.values()]
         self.maxima = quantization.agree_on_weights(self.computed, strategy.axes.tp)
-        return nullcontext()
 
     def forget(self) -> None:
         for observer in self.observers.values():

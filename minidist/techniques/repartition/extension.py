@@ -20,7 +20,7 @@ Proved by: tests/techniques/test_repartition.py
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -118,12 +118,11 @@ class Repartition(Extension):
         self.partitions: list[tuple[str, int]] = []  # each cut, and the steps that were made with it
         self.move = (0, 0)  # ranges and lacking bytes of the last move
 
-    def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+    def attached(self, strategy: Any) -> None:
         self.sizes_in_use = strategy.stage_sizes()
         self.partitions.append((_text(self.sizes_in_use), 0))
         # A layout counts the move to it, and the exchanges from now on.
         self.sent, self.move = Sent(sum(self.sizes_in_use), 0, *self.move), (0, 0)
-        return nullcontext()
 
     def next_layout(self, strategy: Any, done: int, rebuild: Callable[[Any], Any]) -> Any:
         """Return the strategy of the next step: the same, or one with another cut.
