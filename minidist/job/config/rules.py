@@ -19,7 +19,7 @@ from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.train_config import Batches, TrainConfig, flag
 from minidist.optim.named import takes
 from minidist.techniques import installed, of_job, of_users, touched, trains_alone
-from minidist.techniques.rule import Rule, Value, multiples, setting, without_effect
+from minidist.techniques.rule import Rule, Value, multiples, setting
 
 
 def divisors(number: int) -> str:
@@ -403,13 +403,21 @@ PIPELINE = (
     ),
 )
 
-# A setting that would be ignored is a mistake.
-WITHOUT_EFFECT = (
-    without_effect("heads", lambda j: not j.is_classifier, "--model gpt or llama"),
-    without_effect("context", lambda j: not j.is_classifier, "--model gpt or llama"),
-    without_effect("attention", lambda j: j.cp > 1, "--cp 2 or more"),
-    without_effect("ulysses", lambda j: j.attention == "ulysses-ring", "--attention ulysses-ring"),
-    without_effect("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
+# A setting that would be ignored is a mistake: the field, when it has no effect, and the setting that gives it one.
+WITHOUT_EFFECT = tuple(
+    Rule(
+        f"{name}-without-effect",
+        changed(name, where),
+        f"--{name} {{{name}}} has no effect here, because it belongs to {other}",
+        "add that, or leave it out",
+    )
+    for name, where, other in (
+        ("heads", lambda j: j.is_classifier, "--model gpt or llama"),
+        ("context", lambda j: j.is_classifier, "--model gpt or llama"),
+        ("attention", lambda j: j.cp == 1, "--cp 2 or more"),
+        ("ulysses", lambda j: j.attention != "ulysses-ring", "--attention ulysses-ring"),
+        ("schedule", lambda j: j.pp == 1, "--pp 2 or more"),
+    )
 )
 
 # --- settings without effect in a smaller job -------------------------------------------------------------------------

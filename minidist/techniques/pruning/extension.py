@@ -272,7 +272,13 @@ class Pruning(Extension):
         spared = gradient_volume(run.config.zero, axis.reductions * zeros, axis.ranks, run.config.dp_replicate)
         sent = {"gradient_reduce": -axis.groups * spared * run.itemsize}
         if run.config.zero == 3:
-            sent["pruning"] = pruning.pruning_bytes(run, axis, schedule, sizes, units)
+            # Ranks compare magnitudes, and exchange masks, a bit for each element of the units with such weights; a
+            # resumed job exchanges the masks of its checkpoint, too.
+            shards = axis.ranks // run.config.dp_replicate
+            times = sum(schedule.is_due(run.done + step + 1) for step in range(run.steps)) if sizes else 0
+            once = pruning.selection_bytes(len(sizes), len(compared), run.itemsize, shards)
+            masks = (times + bool(run.done)) * (shards - 1) * (units // 8)
+            sent["pruning"] = axis.groups * run.config.dp_replicate * (times * once + masks)
         return sent
 
     # --- what the hooks share -----------------------------------------------------------------------------------------
