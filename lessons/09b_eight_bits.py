@@ -99,7 +99,7 @@ def train(comm, int8=False, agree=True, steps=STEPS):
 
 # %% [markdown]
 # The weights of the first layer after a training in float, and the seven points of the grid with 3 bits, in red.
-# Most weights lie near 0, and the largest decides how far apart the points are:
+# Few weights are near the ends, and the largest decides how far apart the points are:
 
 # %%
 ((dense, _),) = SimWorld(1).run(train)
