@@ -73,8 +73,6 @@ class Module:
                 args = changed if isinstance(changed, tuple) else (changed,)
         return args, kwargs
 
-    # --- hooks: how a strategy attaches itself to a module ---
-
     def register_forward_pre_hook(
         self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False
     ) -> "HookHandle":
@@ -97,8 +95,6 @@ class Module:
         entry, others = {handle: (hook, with_kwargs)}, getattr(self, kind)
         setattr(self, kind, {**entry, **others} if prepend else {**others, **entry})
         return handle
-
-    # --- the tree ---
 
     def _members(self) -> Iterator[tuple[str, Any]]:
         """Yield (name, module or parameter) of the attributes, and of the entries of lists, tuples and dicts."""
