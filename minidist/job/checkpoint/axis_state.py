@@ -89,7 +89,7 @@ def _named(strategy: Any) -> Iterator[tuple[str, Any]]:
         yield f"stage {axis.stage} tile {strategy.axes.tp.rank}{group}", axis
 
 
-# --- the state of a rank -----------------------------------------------------------------------------------------------
+# --- the state of a rank ---------------------------------------------------------------------------------------------
 
 
 def rank_state_shards(rank: int, states: Mapping[str, Any]) -> list[CheckpointShard]:
