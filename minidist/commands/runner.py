@@ -196,10 +196,6 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
 
     if path is not None:
         mesh = {} if ranks_beside(config) else mesh_of(batches.dims)
-        # The sizes of the last step's gradient entries, for the picture of exponents.
-        exponents: Counter[str] = Counter()
-        for result in results:
-            exponents.update(result.gradient_exponents)
         write_traces(
             path,
             outcome.traces,
@@ -208,7 +204,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
             closed_form=closed,
             losses=first.losses,
             mesh=mesh,
-            gradient_exponents=dict(exponents),
+            gradient_exponents=_gradient_exponents(results),
             **{name: value for extension in extensions for name, value in extension.header(entries).items()},
         )
     return Summary(
@@ -258,6 +254,14 @@ def _checkpoint_bytes(config: TrainConfig, size: int, first: TrainResult) -> dic
     saves = config.steps // every - first.first_step // every + (config.steps % every > 0)
     averaged = 0 if loop is None else loop.bytes_averaged(first)
     return {"checkpoint": saves * (checkpoint.save_bytes(saving) + 2 * (saving - 1) * averaged)}
+
+
+def _gradient_exponents(results: list[TrainResult]) -> dict[str, int]:
+    """Return, for the picture of exponents, the sizes of the last step's gradient entries on all ranks."""
+    counts: Counter[str] = Counter()
+    for result in results:
+        counts.update(result.gradient_exponents)
+    return dict(counts)
 
 
 def run_comparison(
