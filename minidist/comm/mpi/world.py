@@ -242,10 +242,6 @@ class MPIWorld(FindsLines):
             return True
         return self.waiting is not None and (self.running is None or isinstance(self.waiting, Entering))
 
-    def note_interrupt(self, computes: bool) -> bool:
-        """Note whether this rank computes after Ctrl-C; return whether another rank of the host does."""
-        return self.folder.note_interrupt(self.rank, computes)
-
     def end_interrupted(self) -> NoReturn:
         """End the job after Ctrl-C: the main program waits inside MPI, and cannot be interrupted."""
         what = interruption(self.place)
@@ -490,16 +486,21 @@ class MPIWorld(FindsLines):
         event = request.event
         receiving = request.kind == "receive"
         event.start = self.time() if receiving else event.posted
-        if self.running is not None:
-            self._wait_in_stream(request, self.running)
+        if (stream := self.running) is not None:
+            stream.waiting = request
+            while not self._test(request):
+                self.main.switch()
+            stream.waiting = None
         else:
             self.waiting = request
             self.handling = sys.exc_info()[1]
             try:
-                if self.active:
-                    self._poll(request)
-                else:
+                if not self.active:
                     self._block(request)
+                else:
+                    while not self._test(request):  # streams advance in between
+                        self.progress()
+                        os.sched_yield()
             finally:  # a program may catch an error, and go on
                 self.waiting = self.handling = None
 
@@ -563,18 +564,6 @@ class MPIWorld(FindsLines):
                 return int(index)
             os.sched_yield()
 
-    def _poll(self, request: MPIRequest) -> None:
-        """Wait while streams are active: they advance in between."""
-        while not self._test(request):
-            self.progress()
-            os.sched_yield()
-
-    def _wait_in_stream(self, request: MPIRequest, stream: Stream) -> None:
-        stream.waiting = request
-        while not self._test(request):
-            self.main.switch()
-        stream.waiting = None
-
     def _test(self, request: MPIRequest) -> bool:
         # Headers first: the payload may not have been asked for yet.
         if self.expected:
@@ -600,7 +589,8 @@ class MPIWorld(FindsLines):
     # streams ----------------------------------------------------------------------------------------------------------
 
     def run_async(self, work: Work) -> Work:
-        self.find_line(work)
+        if work.site in (None, NOWHERE):
+            work.site = call_site(sys._getframe(1))
         if threading.get_ident() != self.thread:
             raise self.cannot_be_used(work.comm, work.site)
         # One stream per communicator: works run one after the other, in the order of their starts.

@@ -57,7 +57,9 @@ class ProcessState:
             return
         self.words = None, None, None
         self.kept[before] = _states()
-        _set(self.kept.get(rank, self.beginning))
+        python, numpy = self.kept.get(rank, self.beginning)
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
 
     def _switch_loops(self, rank: int) -> None:
         events = self.asyncio.events
@@ -91,11 +93,6 @@ def _folder() -> str:
 
 def _states() -> tuple[Any, Any]:
     return random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
-
-
-def _set(states: tuple[Any, Any]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])  # noqa: NPY002
 
 
 def _words() -> tuple[ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64] | None:
