@@ -34,7 +34,7 @@ class ProcessState:
         self.owner = 0  # whose state the process has
         self.kept: dict[int, Any] = {}
         self.loops: dict[int, Any] = {}
-        self.folder = _folder()
+        self.folder = working_folder()
         self.asyncio: Any = sys.modules.get("asyncio")  # where the program has imported it
         words = _words()
         self.drawn, self.seed, self.numpy = words or (ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64())
@@ -70,9 +70,9 @@ class ProcessState:
 
     def returned(self, rank: int, size: int) -> None:
         """Warn when a rank of several has changed the working directory, which belongs to all of them."""
-        if size > 1 and self.folder and _folder() != self.folder:
+        if size > 1 and self.folder and (here := working_folder()) != self.folder:
             warnings.warn(
-                f"rank {rank} has changed the working directory from {self.folder!r} to {_folder()!r}; simulated ranks"
+                f"rank {rank} has changed the working directory from {self.folder!r} to {here!r}; simulated ranks"
                 " share it, and processes of mpiexec have one each: use whole paths instead of os.chdir",
                 stacklevel=2,
             )
@@ -84,10 +84,11 @@ class ProcessState:
             self.give_to(0)
 
 
-def _folder() -> str:
+def working_folder() -> str:
+    """Return the path of the working directory; "" where it has been removed."""
     try:  # each rank asks
         return os.getcwd()
-    except OSError:  # it has been removed
+    except OSError:
         return ""
 
 
