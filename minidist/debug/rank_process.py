@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, TextIO
 
 from minidist.comm.call_site import is_of_user
-from minidist.comm.sim.process_state import working_folder
+from minidist.comm.sim.process_state import folder_now
 from minidist.core.base.errors import UsageError
 
 MARKER = "minidist.debug.rank_process.marker"
@@ -150,7 +150,7 @@ class RankProcess:
             bootstrap._module_locks.pop(name, None)  # type: ignore[attr-defined]
         self.argv, self.path = sys.argv, list(sys.path)
         sys.stdout = self.beginning.stdout
-        self.folder = working_folder()
+        self.folder = folder_now()
         _go_to(self.beginning.folder, self.folder)
 
 
@@ -161,14 +161,14 @@ def own_process_state(modules: UserModules) -> Iterator[Beginning]:
     Yields what a RankProcess begins with.
     """
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if modules.has(name)}
-    variables, folder = _variables(), working_folder()
+    variables, folder = _variables(), folder_now()
     beginning = Beginning(modules, variables, folder, sys.argv, list(sys.path), sys.stdout)
     try:
         yield beginning
     finally:
         sys.modules.update(hidden)
         _set_variables(variables)
-        _go_to(folder, working_folder())
+        _go_to(folder, folder_now())
         sys.argv, sys.path[:], sys.stdout = beginning.argv, beginning.path, beginning.stdout
 
 
