@@ -107,3 +107,8 @@ class FindsLines:
 
     def note_wait(self, request: Any) -> None:
         """Note that the program waits for it."""
+
+    def find_line(self, work: Any) -> None:
+        """Note the line that a report of a work names: the user's call, found once for all its messages."""
+        if work.site in (None, NOWHERE):
+            work.site = call_site(sys._getframe(1))

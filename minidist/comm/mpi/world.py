@@ -486,21 +486,16 @@ class MPIWorld(FindsLines):
         event = request.event
         receiving = request.kind == "receive"
         event.start = self.time() if receiving else event.posted
-        if (stream := self.running) is not None:
-            stream.waiting = request
-            while not self._test(request):
-                self.main.switch()
-            stream.waiting = None
+        if self.running is not None:
+            self._wait_in_stream(request, self.running)
         else:
             self.waiting = request
             self.handling = sys.exc_info()[1]
             try:
-                if not self.active:
-                    self._block(request)
+                if self.active:
+                    self._poll(request)
                 else:
-                    while not self._test(request):  # streams advance in between
-                        self.progress()
-                        os.sched_yield()
+                    self._block(request)
             finally:  # a program may catch an error, and go on
                 self.waiting = self.handling = None
 
@@ -564,6 +559,18 @@ class MPIWorld(FindsLines):
                 return int(index)
             os.sched_yield()
 
+    def _poll(self, request: MPIRequest) -> None:
+        """Wait while streams are active: they advance in between."""
+        while not self._test(request):
+            self.progress()
+            os.sched_yield()
+
+    def _wait_in_stream(self, request: MPIRequest, stream: Stream) -> None:
+        stream.waiting = request
+        while not self._test(request):
+            self.main.switch()
+        stream.waiting = None
+
     def _test(self, request: MPIRequest) -> bool:
         # Headers first: the payload may not have been asked for yet.
         if self.expected:
@@ -589,8 +596,7 @@ class MPIWorld(FindsLines):
     # streams ----------------------------------------------------------------------------------------------------------
 
     def run_async(self, work: Work) -> Work:
-        if work.site in (None, NOWHERE):
-            work.site = call_site(sys._getframe(1))
+        self.find_line(work)
         if threading.get_ident() != self.thread:
             raise self.cannot_be_used(work.comm, work.site)
         # One stream per communicator: works run one after the other, in the order of their starts.
