@@ -7,9 +7,6 @@ deleting the folder deletes the technique with its flags, rules and bytes. `--ex
 user's file.
 """
 
-# mypy: implicit_reexport
-# ruff: noqa: F401
-
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module

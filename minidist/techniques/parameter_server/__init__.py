@@ -34,9 +34,6 @@ Staleness-aware async-SGD, IJCAI 2016 (the rate divided by the staleness).
 Proved by: tests/parallel/test_parameter_server.py, tests/parallel/test_killed_workers.py
 """
 
-# mypy: implicit_reexport
-# ruff: noqa: F401
-
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports

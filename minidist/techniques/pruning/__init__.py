@@ -1,8 +1,5 @@
 """--sparsity, --sparsity-pattern: weights of linear layers that become zero while the job trains."""
 
-# mypy: implicit_reexport
-# ruff: noqa: F401
-
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports
