@@ -100,7 +100,7 @@ def tidy(axes: Any) -> None:
 def name_rows(axes: Any, names: Sequence[str], top: float = -0.5, **style: Any) -> None:
     """Name one row for each of `names`, the first on top. top: where the panel begins, above the middle of that row."""
     axes.set_yticks(range(len(names)), names, **style)
-    axes.set_ylim(len(names) - 0.5, top)
+    axes.set_ylim(max(1, len(names)) - 0.5, top)
 
 
 def plain_numbers(axis: Any) -> None:
