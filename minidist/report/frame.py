@@ -29,6 +29,7 @@ HTML = (".html", ".htm")
 GENERATOR = '<meta name="generator" content="minidist">'  # by which a page is known that may be overwritten
 # A browser refuses whatever a page would fetch.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+HEAD = f'{GENERATOR}<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
 
 
 def new_figure(width: float, height: float) -> Figure:

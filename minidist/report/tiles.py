@@ -9,6 +9,7 @@ Proved by: tests/report/test_tiles.py
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from minidist.base.limits import MAX_COUNT, MAX_SWEPT_RANKS, check_ranks
@@ -68,10 +69,7 @@ def tiles_of(build: Callable[[], Module], cut: Callable[[Module, Any], Module], 
         return [(name, layout, tuple(box for box, _ in boxes(layout, device_mesh))) for name, layout in layouts]
 
     # Every simulated rank builds and cuts the model, as a job would, and reports the boxes that it holds.
-    ranks = 1
-    for size in mesh.values():
-        ranks *= size
-    each = SimWorld(ranks, record=False).run(main)
+    each = SimWorld(prod(mesh.values()), record=False).run(main)
     return [
         Tiles(name, layout.global_shape, tuple(rows[i][2] for rows in each), layout)
         for i, (name, layout, _) in enumerate(each[0])
@@ -164,7 +162,8 @@ def tiles_figure(tiles: Sequence[Tiles], *, title: str = "", command: str = "") 
     for column, width in zip(columns, widths, strict=True):
         y = 0.0
         for each in column:
-            text = f"{_short(each)} {' x '.join(map(str, each.shape))}" if len(each.shape) == 1 else _label(each)
+            between = " " if len(each.shape) == 1 else "\n"
+            text = f"{'.'.join(each.name.split('.')[-2:])}{between}{' x '.join(map(str, each.shape))}"
             axes.text(x, y - 0.04, text, fontsize=6, ha="left", va="bottom")
             _draw(axes, each, x, y, ranks, scale)
             y += _rows(each, scale) * scale + LINE
@@ -186,14 +185,6 @@ def _columns(tiles: Sequence[Tiles]) -> list[list[Tiles]]:
         module, _, part = each.name.rpartition(".")
         columns.setdefault(module + part.removesuffix("weight").removesuffix("bias"), []).append(each)
     return list(columns.values())
-
-
-def _short(tiles: Tiles) -> str:
-    return ".".join(tiles.name.split(".")[-2:])
-
-
-def _label(tiles: Tiles) -> str:
-    return f"{_short(tiles)}\n{' x '.join(map(str, tiles.shape))}"
 
 
 def _rows(tiles: Tiles, scale: float) -> float:

@@ -26,7 +26,7 @@ from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.host import divided
 from minidist.planning.cluster.layout import ClusterLayout, Job, busiest, stage_layers
 from minidist.planning.cluster.shared import shared
-from minidist.planning.parts import Parameters
+from minidist.planning.parts import Part, together
 
 EAGER_LOGIT_BYTES = 12.0  # of each logit, at the moment when PyTorch's cross-entropy computes its gradient
 WHOLE_LOGIT_BYTES = 16.0  # of each logit that is gathered: these, and in 2 bytes the logit and its gradient
@@ -62,24 +62,20 @@ class RankMemory:
         tuple(layers),
     ),
 )
-def rank_parameters(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> Parameters:
+def rank_parameters(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> Part:
     """Return the parameters of one rank of a pipeline stage, before ZeRO divides them.
 
     The embedding lies on the first stage and the output projection on the last; tied ones on two stages are two copies.
     """
-    model, t = job.model, layout.tp
-    split = replicated = expert = 0
-    for layer, count in model.of_a_kind(layers):
-        block = model.block_at(layer)
-        split, replicated = split + count * block.split, replicated + count * block.replicated
-        expert += count * block.expert
+    model = job.model
+    parts = [model.block_at(layer).times(count) for layer, count in model.of_a_kind(layers)]
     if rank == 0:
-        split, replicated = split + model.embedding.split, replicated + model.embedding.replicated
+        parts.append(model.embedding)
     if rank == layout.pp - 1:
         copied = model.is_tied and layout.pp > 1
-        split += model.vocabulary * model.width if copied else model.head.split
-        replicated += model.head.replicated
-    return Parameters(-(-split // t), replicated, -(-expert // (layout.expert_tp * layout.ep)))
+        parts.append(model.head._replace(split=model.vocabulary * model.width) if copied else model.head)
+    held = together(*parts)
+    return Part(-(-held.split // layout.tp), held.replicated, -(-held.expert // (layout.expert_tp * layout.ep)))
 
 
 def divided_states(count: int, copies: int, zero: int, per_parameter: tuple[int, int, int]) -> dict[str, int]:

@@ -308,7 +308,8 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Search:
     # Without a possible layout the search is an error, with the reason of the first one.
     if not found.plans and not found.too_large:
         if not found.impossible:
-            raise UsageError(f"no layout of {job.gpus:,} GPUs has {_described(fixed)}; change one of them")
+            given = ", ".join(f"{axis} {value}" for axis, value in fixed.items()) or "these settings"
+            raise UsageError(f"no layout of {job.gpus:,} GPUs has {given}; change one of them")
         raise UsageError(f"{found.impossible[0][1]}; change one of them")
 
     # What surely fits comes first. Predictions differ from measurements by more than a percent, so of nearly equal
@@ -331,10 +332,6 @@ def _tried(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Search:
     return found
 
 
-def _described(fixed: Mapping[str, Any]) -> str:
-    return ", ".join(f"{axis} {value}" for axis, value in fixed.items()) or "these settings"
-
-
 def fits_somehow(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> bool:
     """Return whether `search` would find a layout that fits, of the first `MAX_TRIED` for each part on the host."""
     several = len(list(islice(candidates(job, machine, fixed), 2))) > 1
@@ -352,7 +349,7 @@ def remedies(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> list[str]:
     for axis in fixed:
         rest = {name: value for name, value in fixed.items() if name != axis}
         if fits_somehow(job, machine, rest if axis == "host" else {"host": "none", **rest}):
-            found.append(f"{flag_of(axis)} left out")
+            found.append(f"--{'offload' if axis == 'host' else axis.replace('_', '-')} left out")
     # The host's memory, where it was not searched.
     if "host" not in fixed:
         hosts = (host for host in CHOICES[1:] if fits_somehow(job, machine, {**fixed, "host": host}))
@@ -364,11 +361,6 @@ def remedies(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> list[str]:
         found += [f"--ranks {gpus}" for gpus in islice(more, 1)]
     enough = (other for other in larger_gpus(job, machine) if fits_somehow(job, other, fixed))
     return found + [f"--gpu {other.name}" for other in islice(enough, 1)]
-
-
-def flag_of(field: str) -> str:
-    """Return the flag of `minidist plan` that fixes a field of a layout."""
-    return "--offload" if field == "host" else "--" + field.replace("_", "-")
 
 
 def larger_gpus(job: Job, machine: Machine) -> list[Machine]:

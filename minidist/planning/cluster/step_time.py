@@ -325,7 +325,7 @@ class StepModel:
         data = self.gradients_seconds(stages[slowest], slowest, compute)
         if data:
             exposed["dp"] = data
-        shard = sum(own) / (e.sharding_ranks if e.zero else 1)
+        shard = own.total / (e.sharding_ranks if e.zero else 1)
         update = c.update_passes * 28 * shard / (self.machine.memory_bandwidth * c.memory_efficiency)
         waiting = 0.0
         if e.host != "none":
