@@ -217,7 +217,7 @@ def eager_bytes(layout: ClusterLayout, job: Job, layer: int) -> int:
     return norms + round(2 * tokens * inner) // layout.tp
 
 
-def _eager_of_rank(layout: ClusterLayout, job: Job, rank: int, layers: list[int], host: str = "activations") -> int:
+def _eager_of_rank(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> int:
     """Return what eager kernels of a rank hold at the fullest moment in addition to fused ones.
 
     What blocks keep (`eager_bytes`), and the loss: of each logit a fused cross-entropy has `logit_bytes`, and PyTorch's
@@ -227,8 +227,9 @@ def _eager_of_rank(layout: ClusterLayout, job: Job, rank: int, layers: list[int]
     model, tokens = job.model, layout.micro_batch * job.length // layout.cp
     blocks = _of_a_kind(job, layers)
     largest, _ = blocks[-1]
-    if layout.recompute != "none" or host == "activations":
-        kept = eager_bytes(layout, job, largest)  # what is recomputed exists for one block at a time
+    if layout.recompute != "none" or layout.host == "activations":
+        # What is recomputed, or waits on the host, exists for one block at a time.
+        kept = eager_bytes(layout, job, largest)
     else:
         kept = int(sum(count * eager_bytes(layout, job, layer) for layer, count in blocks) * in_flight(layout, rank))
     if rank < layout.pp - 1:
@@ -252,21 +253,8 @@ def _of_a_kind(job: Job, layers: list[int]) -> list[tuple[int, int]]:
     return job.model.of_a_kind(layers)
 
 
-def kept_on_gpu(layout: ClusterLayout, job: Job, rank: int, layers: list[int], whole: RankMemory) -> RankMemory:
-    """Return the GPU memory of one rank at the fullest moment of a step, without what the layout keeps on the host.
-
-    whole: `whole_memory`'s.
-    """
-    if layout.host == "none":
-        return whole
-    largest, _ = _of_a_kind(job, layers)[-1]
-    # Eager kernels keep less where activations leave, because those of one block at a time are there.
-    eager = _eager_of_rank(layout, job, rank, layers) if layout.host == "activations" else whole.eager
-    return RankMemory(*divided(layout, whole.by_kind, 2 * block_activations(layout, job, largest)), eager)
-
-
-def whole_memory(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> RankMemory:
-    """Return the memory of one rank as if nothing were on the host."""
+def rank_memory(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> RankMemory:
+    """Return the memory of one rank at the fullest moment of a step, on the GPU and on the host."""
     model, t = job.model, layout.tp
     tokens = layout.micro_batch * job.length // layout.cp
     outer = t if layout.sequence_parallel else 1
@@ -306,12 +294,11 @@ def whole_memory(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) 
         kinds["prefetch"] = 2 * min(job.prefetch, len(layers) - 1) * block.total
         kinds["reducing"] = 4 * block.total
     kinds["constant"] = int(CALIBRATION.constant_bytes)
-    return RankMemory(kinds, eager=_eager_of_rank(layout, job, rank, layers, "none"))
+    on_gpu, on_host = divided(layout, kinds, 2 * block_activations(layout, job, largest))
+    return RankMemory(on_gpu, on_host, _eager_of_rank(layout, job, rank, layers))
 
 
 def memory_by_rank(layout: ClusterLayout, job: Job) -> list[RankMemory]:
     """Return the memory of one rank of each pipeline stage."""
-    return [
-        kept_on_gpu(layout, job, rank, layers, whole_memory(layout, job, rank, layers))
-        for rank, layers in enumerate(stage_layers(layout, job.model.layers))
-    ]
+    stages = stage_layers(layout, job.model.layers)
+    return [rank_memory(layout, job, rank, layers) for rank, layers in enumerate(stages)]

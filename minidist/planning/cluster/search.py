@@ -8,7 +8,7 @@ Proved by: tests/planning/test_cluster.py
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice, product
 from operator import itemgetter
@@ -21,7 +21,7 @@ from minidist.planning.cluster.fit import Fit, gigabytes
 from minidist.planning.cluster.gpus import MACHINES, Machine
 from minidist.planning.cluster.host import CHOICES
 from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, refusal, stage_layers
-from minidist.planning.cluster.memory import RankMemory, kept_on_gpu, memory_by_rank, whole_memory
+from minidist.planning.cluster.memory import RankMemory, memory_by_rank, rank_memory
 from minidist.planning.cluster.shared import shared
 from minidist.planning.cluster.step_time import StepModel, StepTime
 
@@ -38,19 +38,11 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout of a job on a machine. Memory and time are computed when they are read.
-
-    whole: the memory of the pipeline ranks that decide as if nothing were on the host; None computes it.
-    """
+    """A layout of a job on a machine. Memory and time are computed when they are read."""
 
     layout: ClusterLayout
     job: Job
     machine: Machine
-    whole: dict[int, RankMemory] | None = field(default=None, repr=False, compare=False)
-
-    def on_host(self, host: str) -> "Plan":
-        """Return the plan of the same layout with another part in host memory."""
-        return Plan(replace(self.layout, host=host), self.job, self.machine, self._whole)
 
     @cached_property
     def memory(self) -> list[RankMemory]:
@@ -80,15 +72,7 @@ class Plan:
     def _deciding(self) -> list[tuple[int, RankMemory]]:
         layout, job = self.layout, self.job
         stages = stage_layers(layout, job.model.layers)
-        return [(rank, kept_on_gpu(layout, job, rank, stages[rank], whole)) for rank, whole in self._whole.items()]
-
-    @cached_property
-    def _whole(self) -> dict[int, RankMemory]:
-        if self.whole is not None:
-            return self.whole
-        stages = stage_layers(self.layout, self.job.model.layers)
-        ranks = _deciding_ranks(self.layout, self.job)
-        return {rank: whole_memory(self.layout, self.job, rank, stages[rank]) for rank in ranks}
+        return [(rank, rank_memory(layout, job, rank, stages[rank])) for rank in _deciding_ranks(layout, job)]
 
     @cached_property
     def host(self) -> tuple[int, int]:
@@ -299,7 +283,8 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Search:
     if not found.plans and "host" not in fixed and len(found.too_large) > 1:
         # Where no GPU has enough memory, the host may have it. The only layout that is possible stays what it is.
         # Parameters there need ZeRO 3, and the other parts any of the layouts that were tried.
-        others = [plan.on_host(host) for host in ("optimizer", "activations") for plan in found.too_large]
+        layouts = [replace(plan.layout, host=host) for host in ("optimizer", "activations") for plan in found.too_large]
+        others = [plan_layout(layout, job, machine) for layout in layouts]
         with_zero_3 = _tried(job, machine, {**fixed, "host": "parameters"})
         found.plans.extend([plan for plan in others if plan.fits] + with_zero_3.plans)
         if not found.plans:
