@@ -93,13 +93,6 @@ def divided_states(count: int, copies: int, zero: int, per_parameter: tuple[int,
     }
 
 
-@shared(
-    lambda layout, job, rank, layers: (job,),
-    lambda layout, job, rank, layers: (
-        *(layout.tp, layout.pp, layout.ep, layout.expert_tp, layout.sharding_ranks, layout.zero),
-        *(rank == 0, rank == layout.pp - 1, tuple(layers)),
-    ),
-)
 def states(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> dict[str, int]:
     """Return the bytes of parameters, gradients and optimizer states of one rank of a stage."""
     own = rank_parameters(layout, job, rank, layers)
@@ -111,14 +104,6 @@ def states(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> dic
     return {kind: nbytes + experts[kind] for kind, nbytes in shared_by_all.items()}
 
 
-@shared(
-    lambda layout, job, layer, recompute=None: (job,),
-    lambda layout, job, layer, recompute=None: (
-        *(layout.tp, layout.cp, layout.ep, layout.expert_tp, layout.sequence_parallel, layout.micro_batch),
-        recompute or layout.recompute,
-        job.model.kind(layer),
-    ),
-)
 def block_activations(layout: ClusterLayout, job: Job, layer: int, recompute: str | None = None) -> int:
     """Return the bytes that one block keeps of one micro-batch, in 2-byte values and 1-byte masks.
 
