@@ -152,12 +152,11 @@ def _values(kept: KeptArray, place: dict[int, int]) -> dict[str, Any]:
     changes = sorted((place[step], values) for step, values in kept.values.items())
     return {
         "about": f"{kept.array.dtype}[{shape}]",
-        "changes": [[step, [_text(value) for value in values]] for step, values in changes],
+        "changes": [
+            [step, [f"{value:.4g}" if isinstance(value, float | np.floating) else str(value) for value in values]]
+            for step, values in changes
+        ],
     }
-
-
-def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
 
 
 def _height(data: dict[str, Any]) -> int:

@@ -112,18 +112,14 @@ def their_blocks(ranks: int, dtype: Any) -> tuple[Any, dict[str, str]]:
     return theirs, names
 
 
-def by_rank(array: np.ndarray, ranks: int) -> np.ndarray:
-    """Reorder the last dimension of a fused Q|K|V from q k v to q0 k0 v0 q1 k1 v1."""
-    split = array.reshape(*array.shape[:-1], 3, ranks, WIDTH // ranks)
-    return np.ascontiguousarray(np.swapaxes(split, -3, -2)).reshape(array.shape)
-
-
 def as_torch(name: str, array: np.ndarray, ranks: int) -> Any:
     """Return one of our parameters (or gradients), whole, as PyTorch has it."""
     import torch
 
     if "c_attn" in name:
-        array = by_rank(array, ranks)
+        # The last dimension of the fused Q|K|V, from q k v to q0 k0 v0 q1 k1 v1.
+        split = array.reshape(*array.shape[:-1], 3, ranks, WIDTH // ranks)
+        array = np.swapaxes(split, -3, -2).reshape(array.shape)
     return torch.tensor(np.ascontiguousarray(array.T))
 
 
