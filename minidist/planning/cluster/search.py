@@ -38,7 +38,7 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout of a job on a machine. Memory and time are computed when they are read."""
+    """A possible layout of a job on a machine. Memory and time are computed when they are read."""
 
     layout: ClusterLayout
     job: Job
@@ -216,11 +216,6 @@ def _deciding_ranks(layout: ClusterLayout, job: Job) -> list[int]:
     return sorted({*first.values(), layout.pp - 1})
 
 
-def plan_layout(layout: ClusterLayout, job: Job, machine: Machine) -> Plan:
-    """Return the plan of one layout, which must be possible."""
-    return Plan(layout, job, machine)
-
-
 def candidates(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator[ClusterLayout]:
     """Yield the layouts that are tried: every combination of what is not fixed."""
     model, gpus = job.model, job.gpus
@@ -284,7 +279,7 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Search:
         # Where no GPU has enough memory, the host may have it. The only layout that is possible stays what it is.
         # Parameters there need ZeRO 3, and the other parts any of the layouts that were tried.
         layouts = [replace(plan.layout, host=host) for host in ("optimizer", "activations") for plan in found.too_large]
-        others = [plan_layout(layout, job, machine) for layout in layouts]
+        others = [Plan(layout, job, machine) for layout in layouts]
         with_zero_3 = _tried(job, machine, {**fixed, "host": "parameters"})
         found.plans.extend([plan for plan in others if plan.fits] + with_zero_3.plans)
         if not found.plans:
@@ -312,7 +307,7 @@ def _tried(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Search:
         if reason:
             found.impossible.append((layout, reason))
             continue
-        plan = plan_layout(layout, job, machine)
+        plan = Plan(layout, job, machine)
         (found.plans if plan.fits else found.too_large).append(plan)
     return found
 
