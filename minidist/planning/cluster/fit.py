@@ -33,13 +33,19 @@ class Fit:
     reserved: float = 1.0
 
     @classmethod
+    def of_peak(cls, machine: Machine, peak: int, eager: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> "Fit":
+        """Return the fit of a peak that is counted from shapes. eager: bytes of eager kernels, least, likely, most."""
+        low, high = CALIBRATION.memory_range
+        least, likely, most = (peak + more for more in eager)
+        reserved = CALIBRATION.reserved_bytes
+        return cls(machine, low * least + reserved, likely + reserved, high * most + reserved)
+
+    @classmethod
     def of_rank(cls, machine: Machine, rank: RankMemory, job: Job) -> "Fit":
         """Return the fit of a rank's memory."""
-        low, high = CALIBRATION.memory_range
-        least, likely, most = (rank.peak + share * rank.eager for share in job.eager_shares)
-        device = CALIBRATION.reserved_bytes
-        fit = cls(machine, low * least + device, likely + device, high * most + device)
-        if not job.eager_shares[0] * rank.eager:
+        low, likely, high = (share * rank.eager for share in job.eager_shares)
+        fit = cls.of_peak(machine, rank.peak, (low, likely, high))
+        if not low:
             return fit
         reserved = CALIBRATION.eager_reserved
         return replace(fit, high=max(fit.high, reserved * fit.central), reserved=reserved)
