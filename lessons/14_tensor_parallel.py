@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 14 Tensor parallel
 #
-# *35 minutes. Before it: 02, 04 and 06.*
+# *30 minutes. Before it: 02, 04 and 06.*
 #
 # ## 1 The case
 #
@@ -306,6 +306,6 @@ spent("14")
 # Each layer now waits for two sums in forward and for two in backward, 1.6 s of a step in row 14, so t stays
 # within the fastest links of a node. Between two layers less would have to travel.
 #
-# Next: [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb). Side rooms: [14b Sequence
-# parallel](14b_sequence_and_vocabulary.ipynb), [14c Experts](14c_experts.ipynb). All of them are in the
+# Next: [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb). Side rooms: [14b Sequence and
+# vocabulary](14b_sequence_and_vocabulary.ipynb), [14c Experts](14c_experts.ipynb). All of them are in the
 # [index](README.md).

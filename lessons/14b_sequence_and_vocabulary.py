@@ -7,36 +7,40 @@
 # ---
 
 # %% [markdown]
-# # 14b Sequence parallel
+# # 14b Sequence and vocabulary
 #
-# *35 minutes. Before it: 10 and 14.*
+# *30 minutes. Before it: 10 and 14.*
 #
 # ## 1 The case
 #
-# In lesson 14 four ranks divide the matrices of a block, and what is computed between them: 48 bytes for
-# each number of the activations and, at the 32 tokens of this lesson, 18 more for the attention scores.
-# But every rank still keeps 18 bytes for each number whole: the inputs of two norms and of two first
-# matrices, 4 B each, and two dropout masks of 1 B.
+# Four ranks divide the matrices of lesson 14 and what is computed between them: 48 bytes for each number of
+# the activations and, at the 32 tokens of this lesson, 18 more for the attention scores. What is still whole?
 #
-# A norm works token by token, and so does dropout. So let each rank have a quarter of the tokens
-# between the layers, gather all tokens before the first matrix, and scatter the sums after the
-# second. How much does a block then keep, compared with lesson 14? And how many bytes does a rank
-# send? An all-reduce is a reduce-scatter and an all-gather. A first matrix needs its gathered input
-# once more in backward, for the gradient of its weights, and does not keep it.
+# Every rank keeps the *rows* between the layers, one for each token: 18 bytes for each number, the inputs of two
+# norms and of two first matrices, 4 B each, and two dropout masks of 1 B. A norm and dropout work token by
+# token. So let each rank have a quarter of the tokens there, gather all tokens before the first matrix, and
+# scatter the sums after the second. A first matrix needs its gathered input once more in backward, and does not
+# keep it. How much does a block then keep, compared with lesson 14?
+#
+# And the loss needs *logits*, one for each token and word. The embedding of lesson 14 is cut by words and is the
+# output matrix, too, so each rank has the logits of a quarter of the words. How few numbers per token must
+# the ranks sum or compare, so that all of them know the loss?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# 1 means: as much as with tensor parallelism alone. 5 % off is good enough.
+# First: 1 means as much as in lesson 14, and 5 % off is good enough. Second: the loss of a token is
+# log(sum of exp(logit - m)) + m - the logit of the right word, where m is the largest logit.
 
 # %%
 from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
 
 kept_guess = predict("bytes that a block keeps, over tensor parallelism's", example=0.9)
-sent_guess = predict("bytes that a rank sends, over tensor parallelism's", example=1.0)
+loss_guess = predict("numbers per token that the ranks sum or compare for the loss", example=100)
 
 # %%
 import numpy as np
+from matplotlib.colors import ListedColormap
 
 from minidist import (
     Block,
@@ -44,6 +48,7 @@ from minidist import (
     SimWorld,
     Tensor,
     all_gather,
+    all_reduce,
     batch_coordinates,
     gpt_plan,
     parallelize_module,
@@ -52,16 +57,18 @@ from minidist import (
 from minidist.base.memory import account_memory
 from minidist.job.equality.compare import compare_rank
 from minidist.nn import causal_attention_composite
+from minidist.report import show
+from minidist.report.frame import new_figure
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Split what tensor parallelism leaves whole: the rows (tokens) between the layers.** An all-reduce becomes a
-# reduce-scatter and an all-gather, and of what lies between the two each of t ranks keeps a t-th. It costs one
-# more gather in backward for each layer that reads a gathered input (two per block), and a sum of the gradients
-# of the norms' weights, of which each rank has a part.
+# **Split what tensor parallelism leaves whole: the rows between the layers, and the logits.** An all-reduce
+# becomes a reduce-scatter and an all-gather, and of what lies between the two each of t ranks keeps a t-th. It
+# costs one more gather in backward for each layer that reads a gathered input (two per block), and a sum of the
+# gradients of the norms' weights, of which each rank has a part. The logits cost a few numbers per token.
 #
-# The block of lesson 14 with dropout, and its rows whole or split:
+# First the rows. The block of lesson 14 with dropout, and its rows whole or split:
 
 # %%
 BATCH, LENGTH, WIDTH, HEADS = 2, 32, 64, 4
@@ -83,26 +90,40 @@ def one_block(comm, split, dropout=0.1):
 
 
 # %% [markdown]
-# Bytes that four ranks send in forward and backward, measured next to a formula. First with the all-reduces
-# of lesson 14; then with the rows split. Forward sends the same, backward a little more, and `regather` is
-# new.
+# Bytes that four ranks send with the rows split, measured next to a formula. `tensor_forward` is as much as with
+# the all-reduces of lesson 14; `tensor_backward` has the gradients of the norms as well, and `regather` is new.
 
 # %%
-# A gather, or a reduce-scatter, sends 3/4 of an activation from each rank: 3 from all four ranks.
-once, worlds, kept = 3 * BATCH * LENGTH * WIDTH * 4, {}, {}
-forms = {False: {"tensor_forward": 4 * once, "tensor_backward": 4 * once}}
-# Summed gradients: 2 weights and 2 biases of the norms, 2 biases of the second matrices.
-summed = 6 * 2 * 3 * WIDTH * 4
-forms[True] = {
-    "tensor_forward": 4 * once,
-    "tensor_backward": 4 * once + summed,
-    "regather": 2 * once,
-}
-for split, title in ((False, "tensor parallel"), (True, "tensor parallel and sequence parallel")):
+worlds, kept = {}, {}
+for split in (False, True):
     worlds[split] = SimWorld(4)
     kept[split] = worlds[split].run(one_block, split)[0]
-    options = {"title": title, "closed_form": forms[split]}
-    picture("bytes-by-purpose", worlds[split], "part 3 of lesson 14b", **options)
+
+# A gather, or a reduce-scatter, sends 3/4 of an activation from each rank: 3 from all four ranks.
+once = 3 * BATCH * LENGTH * WIDTH * 4
+# Summed gradients: 2 weights and 2 biases of the norms, 2 biases of the second matrices.
+summed = 6 * 2 * 3 * WIDTH * 4
+form = {"tensor_forward": 4 * once, "tensor_backward": 4 * once + summed, "regather": 2 * once}
+title = "a block with split rows on 4 ranks"
+picture("bytes-by-purpose", worlds[True], "part 3 of lesson 14b", title=title, closed_form=form)
+
+# %% [markdown]
+# Then the logits, of four tokens and twelve words on four ranks. The colour is the rank that has a column, and
+# bold is a token's right word. The largest logit of a row, m, is on one rank, and for each token on another:
+
+# %%
+logits = np.random.default_rng(33).integers(-9, 10, (4, 12)) * 1.0
+targets = np.array([7, 0, 11, 4])
+ranks = ListedColormap(["#77AADD", "#DDDDDD", "#EEDD88", "#FFAABB"])
+axes = (figure := new_figure(7, 2.4)).add_subplot()
+axes.imshow(np.tile(np.arange(12) // 3, (4, 1)), cmap=ranks, aspect="auto")
+for (token, word), value in np.ndenumerate(logits):
+    weight = "bold" if word == targets[token] else "normal"
+    axes.text(word, token, f"{value:.0f}", weight=weight, ha="center", va="center")
+axes.set_xticks([1, 4, 7, 10], [f"words of rank {r}" for r in range(4)])
+axes.set_title("logits; bold: a token's right word", fontsize=10, loc="left")
+axes.set_yticks(range(4), [f"token {i}, m = {row.max():.0f}" for i, row in enumerate(logits)])
+show(figure)
 
 # %% [markdown]
 # ## 4 The code
@@ -141,31 +162,38 @@ mine = SimWorld(2).run(on_two_ranks)
 print("the rows of both ranks:", np.array_equal(np.concatenate(mine), np.maximum(x @ a, 0) @ b))
 
 # %% [markdown]
-# A layer norm on a part of the rows needs no neighbour. Its weight is the same on all ranks but has
-# seen a part of the rows, so each rank's gradient is one summand, and f in front of the weight sums
-# them ([sequence_parallel.py](../minidist/parallel/tensor/sequence_parallel.py)). Two ranks, by
-# hand:
+# A layer norm on a part of the rows needs no neighbour. But its weight, the same on all ranks, has seen a part
+# of the rows, so each rank's gradient is one summand, and f in front of the weight sums them
+# ([sequence_parallel.py](../minidist/parallel/tensor/sequence_parallel.py)).
+#
+# The loss from split logits. All ranks subtract the same m, so one all-reduce takes the maximum of theirs. A
+# second one sums two numbers for each token: the exponentials of a rank's words, and the right word's logit,
+# which is 0 on the ranks that do not have that word:
 
 
 # %%
-def normalised(rows):
-    centred = rows - rows.mean(axis=1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(axis=1, keepdims=True))
+def split_loss(comm, logits, targets):
+    """The loss of each token on every rank, from the logits of this rank's words."""
+    first, words = comm.rank * logits.shape[1], logits.shape[1]
+    m = all_reduce(comm, logits.max(axis=1), "max")
+    mine = (targets >= first) & (targets < first + words)
+    right = np.zeros(len(targets))
+    right[mine] = logits[mine, targets[mine] - first]
+    z, right = all_reduce(comm, np.stack([np.exp(logits - m[:, None]).sum(axis=1), right]))
+    return np.log(z) + m - right
 
 
-x, g = np.random.default_rng(0).normal(size=(2, 6, 4))  # six rows of four features, and dloss/dy
-halves = [slice(0, 3), slice(3, 6)]
-parts = [(g[rows] * normalised(x[rows])).sum(axis=0) for rows in halves]
-off = np.abs(sum(parts) - (g * normalised(x)).sum(axis=0)).max()
-print(f"gradient of the weight, sum of two ranks: max |parallel - single| = {off:.0e}")
-assert off < 1e-12
-off = np.abs(parts[0] - (g * normalised(x)).sum(axis=0)).max()
-print(f"without the sum: {off:.1f} off")
+toy = SimWorld(4)
+losses = toy.run(lambda comm: split_loss(comm, np.split(logits, 4, axis=1)[comm.rank], targets))
+single = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(4), targets]
+print("losses", losses[0].round(3))
+print(f"max |parallel - single| = {np.abs(np.array(losses) - single).max():.0e}")
 
 # %% [markdown]
-# The column-parallel layer needs its gathered input again for its weight gradient. To keep it would keep the
-# whole sequence, and nothing would be saved. So the rows are kept, and gathered again in backward, purpose
-# `regather`.
+# In backward nothing travels for the loss: a rank has exp(logit - m)/z, which is the gradient of its own
+# logits once 1 is subtracted at the right word. What the output matrix read was whole, so f sums its
+# gradient. The library's function is `vocab_parallel_cross_entropy` in
+# [tensor_parallel.py](../minidist/core/parallel/tensor_parallel.py).
 
 # %% [markdown]
 # ## 5 Check
@@ -194,22 +222,25 @@ for split in (False, True):
 kept_guess.judge(kept[True] / kept[False], within=0.05)
 
 # %% [markdown]
-# What rank 0 sends, a quarter of each bar of the pictures:
+# What rank 0 sends, a quarter of each bar of the picture. The two regathers are a quarter more; the rest are the
+# gradients of the norms and biases:
 
 # %%
-sent = {}
 for split in (False, True):
     purposes = worlds[split].traces[0].bytes_by_purpose()
-    sent[split] = sum(purposes.values())
-    print(f"rows {'split' if split else 'whole'}: {sent[split]:,} B", purposes)
-    assert {k: 4 * n for k, n in purposes.items()} == forms[split]
-sent_guess.judge(sent[True] / sent[False], within=0.05)
+    print(f"rows {'split' if split else 'whole'}: {sum(purposes.values()):,} B", purposes)
+assert {k: 4 * n for k, n in purposes.items()} == form
 
 # %% [markdown]
-# The two regathers are a quarter more; the rest are the gradients of the norms and biases. The paper of this
-# technique (Korthikanti et al., 2022) counts the same bytes for both forms. It leaves out the regathers,
-# which can hide behind the product that is computed at the same time, and the gradients of the norms,
-# which are little where layers are wide.
+# And the loss: an all-reduce of three numbers per token sends 2 (t-1)/t of them from each rank. To gather the
+# logits of V words instead sends V (t-1)/t, which is V/6 times as many:
+
+# %%
+sent = sum(toy.traces[0].bytes_by_purpose().values())
+per_token = sent / 8 / len(targets) / (2 * 3 / 4)  # numbers of 8 B, 2 (t-1)/t of them, t = 4
+print(f"rank 0 sends {sent:.0f} B for the losses; {per_token:g} numbers per token are reduced")
+print(f"GPT-2's 50,257 words: to gather them sends {50_257 / 6:,.0f} times as many numbers")
+loss_guess.judge(per_token)
 
 # %% [markdown]
 # Is it the same training? With dropout too: each rank draws the rows, and the heads, that one
@@ -287,7 +318,7 @@ check("14b.split_mlp", solution("14b.split_mlp"))
 # - All-reduce = reduce-scatter + all-gather; between the two each rank keeps **1/t of the rows**. In
 #   16 bits, where each 4 of the table is a 2, a block keeps (34 s b h + 5 a s² b)/t bytes (without the 8 s b of
 #   the table; b texts, s tokens, h numbers, a heads, t ranks), for two more gathers in backward.
-# - The weight of a norm has seen 1/t of the rows, so its gradient is summed over the ranks.
+# - The loss from split logits reduces **three numbers per token**: m, the sum of exp(logit - m), the right logit.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
@@ -307,9 +338,8 @@ check("14b.split_mlp", solution("14b.split_mlp"))
 # | `vocab_parallel_cross_entropy` | the same in Megatron-LM; PyTorch `loss_parallel()` |
 # | `VocabParallelEmbedding`, `padded_vocab_size` | the same in Megatron-LM, which pads to a multiple of 128 times the number of ranks by default (`--make-vocab-size-divisible-by`), minidist to one of the number of ranks |
 #
-# The logits are whole in lesson 14, too, and a model's widest array. `vocab_parallel_cross_entropy`
-# divides them by words; it needs three numbers per token from the other ranks (the largest logit, the sum
-# of the exponentials, and the logit of the right word), as `check("14b.split_cross_entropy", ...)` asks.
+# The loss with its gradient is a second exercise, `check("14b.split_cross_entropy", ...)`, with the first of a
+# rank's words as an argument.
 #
 # Careful with the word: in DeepSpeed "sequence parallelism" is Ulysses, which is lesson 22b.
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 14c Experts
 #
-# *30 minutes. Before it: 06 and 14.*
+# *25 minutes. Before it: 06 and 14.*
 #
 # ## 1 The case
 #

@@ -103,13 +103,13 @@ def loss_of(output, target):
     return cross_entropy(output, target, divisor=ROWS)
 
 
-def step(comm, plan):
+def step(comm, plan, loss=loss_of):
     """One step; returns the losses of the micro-batches, and this rank's gradients by name."""
     model = MLP([16] * 8 + [10], dtype=np.float64)
     stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
     # A backward is I + W, together 2 ms; lesson 19 separates them.
     times = GivenTimes(comm, uniform(plan.stages, F=1e-3, I=1e-3, W=1e-3))
-    pipeline = Pipeline(comm, plan, stages, loss_of, observers=[times])
+    pipeline = Pipeline(comm, plan, stages, loss, observers=[times])
     parts = (np.array_split(array, plan.microbatches) for array in (rows, targets))
     losses = pipeline.step(*parts)
     return losses, {q.name: q.grad.copy() for stage in stages for q in stage.flat.parameters}
@@ -256,22 +256,19 @@ with expect(PlanError):
 
 # %% [markdown]
 # A silent bug: every micro-batch divides by its own rows. Each loss looks like that of a batch, but
-# the step's loss is their sum, and the gradient is m times too large. (The losses are rounded.)
+# the step's loss is their sum, and the gradient is m times too large, here 6. (The losses are rounded.)
+
 
 # %%
-plan, loss_of_whole = get_schedule("gpipe").plan(4, 6), loss_of
-right = SimWorld(4).run(step, plan)
-
-
-def loss_of(output, target):
+def loss_of_own_rows(output, target):
     return cross_entropy(output, target, divisor=len(target))
 
 
-wrong = SimWorld(4).run(step, plan)
+plan = get_schedule("gpipe").plan(4, 6)
+right, wrong = (SimWorld(4).run(step, plan, loss) for loss in (loss_of, loss_of_own_rows))
 for name, ((losses, gradients), *_) in (("right", right), ("wrong", wrong)):
     largest = max(np.abs(gradient).max() for gradient in gradients.values())
     print(f"{name}: losses {np.round(losses, 2)}, sum {sum(losses):5.2f}; max |g| {largest:.1e}")
-loss_of = loss_of_whole
 
 # %% [markdown]
 # ## 7 Exercise: write the plan as lists

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 17b PipeDream and weight stashing
 #
-# *30 minutes. Before it: 17.*
+# *25 minutes. Before it: 17.*
 
 # %% [markdown]
 # ## 1 The case

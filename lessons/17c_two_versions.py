@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 17c Two versions of the weights
 #
-# *25 minutes. Before it: 17b.*
+# *30 minutes. Before it: 17b.*
 #
 # ## 1 The case
 #

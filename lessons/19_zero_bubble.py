@@ -56,13 +56,12 @@ from minidist.report.gantt import as_traces, gantt
 # **Split backward in two, and let W fill the bubble.** It saves idle time. It costs activations
 # that live until W.
 #
-# The same work three times: F, I and W take 1 each (B is both, 2). Look at the grey, and at the
-# strips below, which show what it costs in activations, counted whole from F to W. (W needs only the
-# inputs of its products and the gradients; the rest can go after I.) ZB-H1 pays nothing on its fullest
-# rank. ZB-H2 does not end earlier than ZB-H1 in this *one* step: its ranks begin and end at different
-# times, and none waits in between. That pays when the next step begins at once, with no sum over all ranks
-# between the steps (part 10). The percentages count what a rank waits between its own actions. Lesson 16
-# counted from the step's first action to its last; by that both are idle for 3 of 27, 11.1 %.
+# The same work three times: F, I and W take 1 each (B is both, 2). Look at the grey between a rank's own
+# actions, which the percentages count, and at the strips below, which show what it costs in activations, from
+# F to W. (W needs only the inputs of its products and the gradients; the rest can go after I.) ZB-H1 pays
+# nothing on its fullest rank. ZB-H2 pays, and ends this *one* step no earlier: its ranks begin and end at
+# different times, and none waits in between. (Lesson 16 counted those ends, too; so counted, both are idle for 3
+# of 27.) It gains when the next step begins at once, with no sum over all ranks between the steps (part 10).
 
 # %%
 p, m = 4, 8
@@ -207,7 +206,7 @@ for name in names:
 # %% [markdown]
 # ## 6 Break it
 #
-# Put W off by the same number of micro-batches on every stage:
+# Put W off by the same number of micro-batches on every stage, and run that:
 
 
 # %%
@@ -223,9 +222,9 @@ def order_of(stage, put_off):
 
 for put_off in (0, 2, 4, 8):
     plan = from_cells([order_of(stage, put_off) for stage in range(p)], "put off")
-    timing = time_plan(plan)
-    print(f"{put_off} put off: idle {timing.idle}, micro-batches alive {timing.peak}")
-    assert max(timing.idle) == 2 * idle["zb-h1"]
+    waits = [wait for wait, _ in SimWorld(p, links=FREE).run(step, plan)]
+    print(f"{put_off} put off: ranks wait {waits} s, micro-batches alive {time_plan(plan).peak}")
+    assert max(waits) == 2 * idle["zb-h1"]
 
 # %% [markdown]
 # More and more activations are alive, up to all eight micro-batches, and the ranks wait as long as before.

@@ -9,28 +9,24 @@
 # %% [markdown]
 # # 19b Two stages per rank
 #
-# *35 minutes. Before it: 19.*
+# *25 minutes. Before it: 19.*
 #
 # ## 1 The case
 #
-# Four ranks train a model of eight layers, eight micro-batches per step. In 1F1B rank 0 has layers
-# 0 and 1 as one stage, and keeps four micro-batches alive on it, which are eight half stages. Megatron-LM
-# cuts stages in half and puts them on the ranks in a loop, so that rank 0 has layers 0 and 4. Ranks wait
-# half as long, but eleven half stages are alive on rank 0, more than before.
+# 1F1B on 32 ranks keeps 32 micro-batches alive on rank 0. Cut each stage in half, and put the halves on the
+# ranks in a **V**: the first 32 from rank 0 to rank 31, the others from rank 31 back to rank 0, which then has the
+# first layers, and the last ones with the loss. F, I and W of a half stage take 1 unit each, so a rank computes 6
+# units for a micro-batch, and every 6 units the next one begins.
 #
-# Put them in a **V** instead: rank r has layers r and 7 - r. The second half of the model goes back up, and
-# rank 0 has the last layer and the loss. Can such a schedule, V-Half, also keep less than 1F1B?
-#
-# F, I and W of a half stage take 1 unit each, so a rank computes 6 units for a micro-batch. In V-Half a
-# micro-batch goes through all ranks four times. With F it takes 2 units from one rank to the next on the way
-# down and 1 on the way up; with I, from the loss on rank 0, 2 units per rank, and then 1 unit per rank back
-# to rank 0. 1F1B on 32 ranks keeps 32 micro-batches alive on rank 0. How many does V-Half keep?
+# In the schedule V-Half a micro-batch goes through all ranks four times. F takes 2 units from one rank to the
+# next on the way to rank 31, and 1 on the way back; so does I, which starts at the loss on rank 0. How many
+# micro-batches does V-Half keep alive on rank 0? (Two half stages count as one micro-batch.)
 
 # %% [markdown]
 # ## 2 Predict
 #
 # How long are the activations of a micro-batch alive in rank 0's first half stage? (In its other one they
-# live for a few units, around the loss.) Every 6 units the next micro-batch begins.
+# live for a few units, around the loss.) How many half stages begin in that time?
 
 # %%
 from minidist.course.lesson import check, predict, reveal, solution
@@ -54,10 +50,10 @@ from minidist.report.gantt import gantt
 # memory.** The V saves memory, and idle time as well where F, I and W take equally long. It costs messages
 # at more boundaries.
 #
-# From above: 1F1B, the loop (Megatron-LM calls it *interleaving*), and V-Half. A B is I and W together.
-# Light and dark bars of a rank are its two stages, and the strip under a schedule counts what is alive, in
-# 1F1B whole stages. In the loop look at rank 0, which takes four micro-batches through its first stage
-# before it begins its second one:
+# Four ranks, from above: 1F1B; a loop, in which the second halves begin at rank 0 again (Megatron-LM calls it
+# *interleaving*); and V-Half. A B is I and W together. Light and dark bars of a rank are its two stages, and the
+# strip under a schedule counts what is alive, in 1F1B whole stages. In the loop look at rank 0, which takes four
+# micro-batches through its first stage before it begins its second one:
 
 # %%
 p, m = 4, 8

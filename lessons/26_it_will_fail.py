@@ -64,18 +64,20 @@ moments = np.arange(8)
 file = np.arange(3)[:, None]
 over = np.where(moments <= 2 * file, OLD, np.where(moments == 2 * file + 1, HALF, NEW))
 beside = np.concatenate([np.full((3, 8), OLD), np.where(over == OLD, NONE, over)])
-figure = new_figure(7, 3.6)
+figure = new_figure(7, 3.4)
 top, bottom = figure.subplots(2, height_ratios=[1, 2])
 colours = ListedColormap(["#77AADD", "#BBBBBB", "#44BB99", "#FFFFFF"])
 for axes, states, title in (
     (top, over, "overwritten"),
     (bottom, beside, "a new folder and a rename"),
 ):
-    axes.imshow(states, cmap=colours, vmin=OLD, vmax=NONE)
+    axes.imshow(states, cmap=colours, vmin=OLD, vmax=NONE, aspect="auto")
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xticks(moments)
     axes.set_yticks(range(len(states)), [f"part {i % 3}" for i in range(len(states))])
 bottom.plot([-0.5, 6.5, 6.5, 7.5], [1, 1, 4, 4], color="black")
+bottom.text(0, 0.9, "latest")
+bottom.set_xlabel("moment")
 show(figure)
 
 # %% [markdown]

@@ -13,11 +13,10 @@
 #
 # ## 1 The case
 #
-# The loss of a distributed program falls, and nothing raises. Is the program right? Take a bug, the mean of
-# means over ranks or over micro-batches, that was reported to seven projects within two years
-# (`minidist museum 1a` names them). Eleven rows are one training step on three ranks, which have 4, 4 and 3 of
-# them. Each rank takes the mean of the gradient over its own rows, and the three means are averaged. Suppose that
-# it was tested with 12 rows, where it is right.
+# The loss of a distributed program falls, and nothing raises. Is the program right? Take a bug that was reported
+# to seven projects within two years (`minidist museum 1a` names them), the mean of means. Eleven rows are one
+# training step on three ranks, which have 4, 4 and 3 of them. Each rank takes the mean of the gradient over its
+# own rows, and the three means are averaged. It was tested with 12 rows, where it is right.
 #
 # With 11 rows the gradient is wrong: some rows count more than they should. How many times as much as it
 # should does a row of the third rank count? And does the loss show it?

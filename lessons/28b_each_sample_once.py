@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 28b Each sample once
 #
-# *20 minutes. Before it: 28.*
+# *25 minutes. Before it: 28.*
 #
 # ## 1 The case
 #

@@ -75,12 +75,10 @@ OFTEN = {
 _NO_ALGORITHMS = (
     "algorithms",
     "auto",
-    "call",
     "call_checks",
     "closed_forms",
     "collective_check",
     "folding",
-    "nodes",
     "one_event",
     "reduction_order",
     "ring_event",
@@ -183,39 +181,21 @@ def _plan(model: Any, sequence_parallel: bool) -> Any:
     return plan_of(model, sequence_parallel)
 
 
-def _ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
-    """Return ring attention as one event, where one rank stands for many."""
-    if not comm.world.folds:
-        return None
-    from minidist.parallel.context.ring_event import RingAttentionEvent
-
-    return RingAttentionEvent(comm, length)
-
-
-def _all_gather(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
-    from minidist.parallel.context.all_gather_attention import AllGatherAttention
-
-    return AllGatherAttention(comm, length)
-
-
-def _ulysses(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
-    from minidist.parallel.context.ulysses import UlyssesAttention
-
-    return UlyssesAttention(comm, length, inner)
-
-
-def _ulysses_ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
-    from minidist.parallel.context.ulysses_ring import UlyssesRingAttention
-
-    return UlyssesRingAttention(comm, length, neighbours)
-
-
-def _attention(name: str, *arguments: Any) -> Any:
-    kinds = {"ring": _ring, "all-gather": _all_gather, "ulysses": _ulysses, "ulysses-ring": _ulysses_ring}
+def _attention(name: str, comm: Any, length: int, inner: Any, neighbours: int) -> Any:
+    """Return the attention of a split sequence; None for the core's, a ring in which each rank stands for itself."""
+    kinds: dict[str, tuple[str, str, tuple[Any, ...]]] = {
+        "ring": ("ring_event", "RingAttentionEvent", ()),
+        "all-gather": ("all_gather_attention", "AllGatherAttention", ()),
+        "ulysses": ("ulysses", "UlyssesAttention", (inner,)),
+        "ulysses-ring": ("ulysses_ring", "UlyssesRingAttention", (neighbours,)),
+    }
     if name not in kinds:
         known = ", ".join(sorted(kinds))
         raise UsageError(f"unknown attention {quoted(name)}{nearest(name, kinds)}; there are {known}")
-    return kinds[name](*arguments)
+    if name == "ring" and not comm.world.folds:
+        return None
+    file, kind, more = kinds[name]
+    return getattr(import_module(f"minidist.parallel.context.{file}"), kind)(comm, length, *more)
 
 
 for _name, _path in MODULES.items():

@@ -42,6 +42,11 @@ class Device(Protocol):
     def asarray(self, value: Any) -> Any: ...
 
 
+def to_host(value: Any) -> Any:
+    """A device's array as one of NumPy's; NumPy's own as it is."""
+    return value.get() if type(value) is not ndarray and hasattr(value, "get") else value
+
+
 def store(place: Array, value: Array) -> None:
     """Copy values into an array, from the host to a device or back where they lie elsewhere."""
     place[...] = on_device_of(place, value)

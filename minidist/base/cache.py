@@ -43,15 +43,12 @@ def folder() -> Path:
 
 def content_hash(source: str | Path | np.ndarray) -> str:
     """Return the SHA-256 of a file's bytes, which are read piece by piece, or of an array's dtype, shape and bytes."""
-    digest = hashlib.sha256()
     if isinstance(source, np.ndarray):
-        digest.update(f"{source.dtype} {source.shape} ".encode())
+        digest = hashlib.sha256(f"{source.dtype} {source.shape} ".encode())
         digest.update(np.ascontiguousarray(source).view(np.uint8).data)
         return digest.hexdigest()
     with Path(source).open("rb") as file:
-        while piece := file.read(CHUNK):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def key_of(content: str, what: str, version: int = 1, **parameters: Any) -> str:

@@ -4,6 +4,9 @@ same names for arrays without data.
 Proved by: tests/cupy/test_kernels.py
 """
 
+# mypy: implicit_reexport
+# ruff: noqa: F401
+
 from minidist.base.cuda_attention import attention, attention_gradients
 from minidist.base.cuda_kernels import (
     adam,
@@ -15,17 +18,3 @@ from minidist.base.cuda_kernels import (
     softmax_loss,
 )
 from minidist.base.cuda_products import product, sum_rows
-
-__all__ = [
-    "adam",
-    "attention",
-    "attention_gradients",
-    "gelu_with_derivative",
-    "layer_norm",
-    "layer_norm_gradient",
-    "product",
-    "scatter_add",
-    "scatter_add_rows",
-    "softmax_loss",
-    "sum_rows",
-]

@@ -13,9 +13,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from minidist.base.arrays import Device
+from minidist.base.arrays import Device, to_host
 from minidist.base.errors import UsageError, quoted, reason
-from minidist.core.base.arrays import Array, creating, is_meta, to_host
+from minidist.core.base.arrays import Array, creating, is_meta
 
 
 @contextmanager

@@ -20,6 +20,11 @@ def quoted_path(path: object, marks: bool = True) -> str:
     return quoted(text, marks, MAX_PATH if len(text) <= MAX_PATH else MAX_QUOTED)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as 1 rank or 1,024 ranks."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def ranges_text(numbers: Iterable[int]) -> str:
     """Return numbers in ascending order as text, those that follow each other as first-last: "0-3, 8"."""
     runs: list[list[int]] = []

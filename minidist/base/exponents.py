@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 
 SMALLEST, NORMAL, LARGEST = -24, -14, 15  # exponents of float16
 _PIECE = 2**20  # elements at a time
@@ -53,9 +53,3 @@ def flushed_share(counts: Mapping[str, int], scale: float = 1.0) -> float:
     """The share of the nonzero entries that becomes zero in float16 when multiplied by `scale`, a power of two."""
     powers, shift = by_exponent(counts), math.frexp(scale)[1] - 1
     return sum(c for e, c in powers.items() if e + shift < SMALLEST - 1) / max(1, sum(powers.values()))
-
-
-def overflowing_share(counts: Mapping[str, int], scale: float = 1.0) -> float:
-    """The share that becomes infinite (entries within 16 of 65,536 are not counted)."""
-    powers, shift = by_exponent(counts), math.frexp(scale)[1] - 1
-    return sum(c for e, c in powers.items() if e + shift > LARGEST) / max(1, sum(powers.values()))

@@ -46,15 +46,13 @@ class FlopCounter(Watcher):
         self.totals: dict[str, tuple[int, int]] = {}
         self._tokens: list[Token[tuple[Watcher, ...]]] = []
 
-    def counted(self, kind: str, flops: int, nbytes: int) -> None:
-        """Count an operation that is not recorded."""
-        self.add(kind, flops, nbytes)
-
     def add(self, kind: str, flops: int, nbytes: int) -> None:
         """Count one operation of `kind`."""
         self.operations.append((flops, nbytes))
         total_flops, total_bytes = self.totals.get(kind, (0, 0))
         self.totals[kind] = (total_flops + flops, total_bytes + nbytes)
+
+    counted = add  # of an operation that is not recorded
 
     def take(self) -> list[tuple[int, int]]:
         """The (flops, bytes) since the last take, in order of execution; the list starts anew."""

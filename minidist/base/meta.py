@@ -20,13 +20,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.lib.stride_tricks import as_strided
 
-from minidist.base.array_interface import ArrayInterface
 from minidist.base.device import creating_on
 from minidist.core.base.errors import UsageError
 
@@ -496,15 +495,6 @@ def _broadcast_to(array: Any, shape: Any, **_: Any) -> Any:
     return array._view(np.broadcast_to(array._layout, shape))
 
 
-def _viewing(function: Any) -> Callable[..., Any]:
-    """Return the rule of a function that always returns a view."""
-
-    def call(array: Any, *arguments: Any, **keywords: Any) -> Any:
-        return array._view(function(array._layout, *arguments, **keywords))
-
-    return call
-
-
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.shape: lambda array: array.shape,
     np.empty: empty_meta,
@@ -530,9 +520,3 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.packbits: lambda bits: MetaArray(-(-bits.size // 8), np.uint8),
     np.unpackbits: lambda packed: MetaArray(8 * packed.size, np.uint8),
 }
-
-
-if TYPE_CHECKING:
-
-    def _implements(array: MetaArray) -> ArrayInterface:
-        return array

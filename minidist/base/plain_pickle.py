@@ -15,58 +15,14 @@ from typing import Any, NoReturn
 from minidist.base.errors import UsageError, quoted, reason
 
 # What builds plain values. All other operations of a pickle can run code.
-PLAIN = frozenset(
-    {
-        "PROTO",
-        "FRAME",
-        "STOP",
-        "MARK",
-        "POP",
-        "POP_MARK",
-        "NONE",
-        "NEWTRUE",
-        "NEWFALSE",
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG1",
-        "INT",
-        "LONG",
-        "BINFLOAT",
-        "FLOAT",
-        "SHORT_BINUNICODE",
-        "BINUNICODE",
-        "UNICODE",
-        "SHORT_BINSTRING",
-        "BINSTRING",
-        "SHORT_BINBYTES",
-        "BINBYTES",
-        "EMPTY_LIST",
-        "LIST",
-        "APPEND",
-        "APPENDS",
-        "EMPTY_TUPLE",
-        "TUPLE",
-        "TUPLE1",
-        "TUPLE2",
-        "TUPLE3",
-        "EMPTY_DICT",
-        "DICT",
-        "SETITEM",
-        "SETITEMS",
-        "BINPUT",
-        "LONG_BINPUT",
-        "PUT",
-        "MEMOIZE",
-        "BINGET",
-        "LONG_BINGET",
-        "GET",
-        "DUP",
-        "LONG4",
-        "BINUNICODE8",
-        "BINBYTES8",
-    }
-)
+_OPERATIONS = """
+PROTO FRAME STOP MARK POP POP_MARK DUP
+NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 LONG4 INT LONG BINFLOAT FLOAT
+SHORT_BINUNICODE BINUNICODE BINUNICODE8 UNICODE SHORT_BINSTRING BINSTRING SHORT_BINBYTES BINBYTES BINBYTES8
+EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT DICT SETITEM SETITEMS
+BINPUT LONG_BINPUT PUT MEMOIZE BINGET LONG_BINGET GET
+"""
+PLAIN = frozenset(_OPERATIONS.split())
 
 
 class BadPickleError(UsageError):

@@ -11,6 +11,7 @@ separately.
 Proved by: tests/comm/test_conformance.py, tests/base/test_trace_file.py, tests/report/test_page.py
 """
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,19 +99,14 @@ class Trace:
 
     def bytes_by_purpose(self) -> dict[str, int]:
         """Payload bytes that this rank sent, by purpose."""
-        result = dict(self.totals)
-        for message in self.messages:
-            if message.kind == "send":
-                result[message.purpose] = result.get(message.purpose, 0) + message.nbytes
-        return result
+        result = defaultdict(int, self.totals)
+        for message in self.sent():
+            result[message.purpose] += message.nbytes
+        return dict(result)
 
     def messages_by_purpose(self) -> dict[str, int]:
         """Messages that this rank sent, by purpose."""
-        result = dict(self.counts)
-        for message in self.messages:
-            if message.kind == "send":
-                result[message.purpose] = result.get(message.purpose, 0) + 1
-        return result
+        return dict(Counter(self.counts) + Counter(message.purpose for message in self.sent()))
 
 
 def signature(message: MessageEvent) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 """All collectives, the algorithms in addition to those of the core, and the choice among all of them.
 
-algorithms.py           the table of all algorithms
+algorithms.py           the table of all algorithms, and one call as data
 call_checks.py          what can be wrong with a call, or with a sum, on one rank alone
 rooted.py               reduce, gather and scatter
 naive.py                the collectives through one rank
@@ -17,9 +17,7 @@ folding.py              any number of ranks for an algorithm of a power of two
 recursive_halving.py    for long messages
 bruck.py                Bruck's all-to-all
 linear.py               all-to-all in one round
-two_level.py            inside each node, then across nodes
-nodes.py                two levels whose nodes the program names
-call.py                 one call as data
+two_level.py            inside each node, then across nodes, which the program may name
 one_event.py            a call in which one rank stands for many
 ring_event.py           what a ring does on all of its ranks, at once
 collective_check.py     compares a collective that a user has written with NumPy
@@ -27,32 +25,17 @@ summation_order.py      in which order a sum adds, found by calling it
 reduction_order.py      the same of sums over ranks, and whether it depends on their number
 """
 
+# mypy: implicit_reexport
+# ruff: noqa: F401
+
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.collectives.closed_forms import bus_factor, seconds, volume
-    from minidist.collectives.nodes import TwoLevel
     from minidist.collectives.rooted import gather, reduce, scatter
+    from minidist.collectives.two_level import TwoLevel
     from minidist.collectives.user_algorithms import algorithm, load_algorithm
     from minidist.core.collectives import all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_scatter
-
-__all__ = [
-    "TwoLevel",
-    "algorithm",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "bus_factor",
-    "gather",
-    "load_algorithm",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-    "seconds",
-    "volume",
-]
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -30,8 +30,7 @@ import numpy as np
 
 from minidist.base.errors import UsageError, reason
 from minidist.base.meta import MetaArray
-from minidist.collectives.algorithms import ALGORITHMS
-from minidist.collectives.call import Call
+from minidist.collectives.algorithms import ALGORITHMS, Call, candidates
 from minidist.collectives.closed_forms import seconds
 from minidist.collectives.tuning import MeasuredTimes, measured_times
 from minidist.collectives.user_algorithms import at_registration
@@ -92,13 +91,7 @@ def cheapest(operation: str, nbytes: int, ranks: int, alpha: float, beta: float,
     machine handles messages in no time. `choose` passes that of the world's links.
     """
     overhead = OVERHEAD_SHARE * alpha if overhead is None else overhead
-    # Sorted, so that every rank breaks a tie in the same way.
-    entries = sorted(ALGORITHMS[operation].items())
-    costs = {
-        name: seconds(operation, name, nbytes, ranks, alpha, beta, overhead)
-        for name, entry in entries
-        if entry.seconds is not None
-    }
+    costs = {name: seconds(operation, name, nbytes, ranks, alpha, beta, overhead) for name in candidates(operation)}
     return min(costs, key=costs.__getitem__)
 
 
@@ -117,9 +110,7 @@ def fastest(
     # In the trial world rank i takes the place of this communicator's member i.
     ours = replace(links, link=lambda a, b: link(members[a], members[b]))
     times = {
-        name: virtual_seconds(operation, name, len(members), nbytes, ours, nodes)
-        for name, entry in sorted(ALGORITHMS[operation].items())
-        if entry.seconds is not None
+        name: virtual_seconds(operation, name, len(members), nbytes, ours, nodes) for name in candidates(operation)
     }
     return min(times, key=times.__getitem__)
 

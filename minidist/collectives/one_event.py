@@ -19,8 +19,7 @@ import numpy as np
 
 from minidist.base.memory import account_memory
 from minidist.base.meta import MetaArray
-from minidist.collectives.algorithms import ALGORITHMS
-from minidist.collectives.call import Call
+from minidist.collectives.algorithms import ALGORITHMS, Call
 from minidist.collectives.ring_event import FIRST_CHUNKS, links_of, ring_memory, ring_outcome
 from minidist.comm.sim.folded import FoldedWorld, Outcome, Ports
 from minidist.comm.sim.sim_world import SimWorld

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from minidist import collectives
-from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, ranges_text, reason
 from minidist.base.extras import extra
 from minidist.base.user_file import is_user_function, load_function
 from minidist.collectives.algorithms import ALGORITHMS
@@ -52,10 +52,20 @@ class Found:
     ranks: int
     of_ranks: list[list[Order]]
 
+    @property
+    def equal(self) -> bool:
+        """Whether the orders of all ranks are equal."""
+        return all(orders == self.of_ranks[0] for orders in self.of_ranks)
+
+    @property
+    def elements(self) -> list[Order]:
+        """The orders of the elements of the whole: those of rank 0, or of all ranks where each has a part."""
+        return self.of_ranks[0] if self.equal else [order for orders in self.of_ranks for order in orders]
+
     def groups(self) -> list[tuple[str, Order]]:
         """Return which results are added in which order, the results as a text."""
         together: dict[Order, list[tuple[int, int]]] = {}
-        equal = all(orders == self.of_ranks[0] for orders in self.of_ranks)
+        equal = self.equal
         for rank, orders in enumerate(self.of_ranks[:1] if equal else self.of_ranks):
             for k, order in enumerate(orders):
                 together.setdefault(order, []).append((rank, k))
@@ -75,8 +85,7 @@ class OrderReport:
     @property
     def same(self) -> bool:
         """Whether all numbers of ranks add in the same order, each element for itself."""
-        first = self.found[0]
-        return all(sorted_results(each) == sorted_results(first) for each in self.found)
+        return all(each.elements == self.found[0].elements for each in self.found)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `--json` prints; `tree` is made of nested pairs of the numbers of terms."""
@@ -112,32 +121,20 @@ class OrderReport:
         if self.same:
             return "The order does not depend on the number of ranks, so the bits do not either."
         first = self.found[0]
-        other = next(each for each in self.found if sorted_results(each) != sorted_results(first))
+        other = next(each for each in self.found if each.elements != first.elements)
         return (
             f"The order depends on the number of ranks: {first.ranks} and {other.ranks} add in different orders, so"
             " their results can have different bits."
         )
 
 
-def sorted_results(found: Found) -> list[Order]:
-    """Return the orders of the elements of the whole: those of rank 0, or of all ranks where each has a part."""
-    equal = all(orders == found.of_ranks[0] for orders in found.of_ranks)
-    return found.of_ranks[0] if equal else [order for orders in found.of_ranks for order in orders]
-
-
 def label(places: Sequence[tuple[int, int]], equal: bool) -> str:
     """Return "elements 0-3, 8" for results (rank, element), with the rank unless all ranks' orders are `equal`."""
     texts = []
     for rank in dict.fromkeys(rank for rank, _ in places):
-        spans: list[list[int]] = []
-        for k in (k for owner, k in places if owner == rank):
-            if spans and spans[-1][1] == k - 1:
-                spans[-1][1] = k
-            else:
-                spans.append([k, k])
-        numbers = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
-        plural = "s" * (len(spans) > 1 or spans[0][0] != spans[0][1])
-        texts.append(f"{'' if equal else f'rank {rank}, '}element{plural} {numbers}")
+        elements = [k for owner, k in places if owner == rank]
+        owner = "" if equal else f"rank {rank}, "
+        texts.append(f"{owner}element{'s' * (len(elements) > 1)} {ranges_text(elements)}")
     return "; ".join(texts)
 
 

@@ -246,16 +246,12 @@ def named(tree: Tree, terms: int) -> str:
     if terms < 3:
         return ""
     numbers = list(range(terms))
+    orders = {
+        "from left to right": chain(numbers),
+        **{f"around a ring, from term {start}": chain(numbers[start:] + numbers[:start]) for start in numbers},
+        "from right to left": chain(numbers[::-1]),
+        "in pairs, neighbours first": balanced(numbers),
+        "in pairs, the terms half of all apart first": strided(numbers),
+    }
     found = arranged(tree)
-    if found == arranged(chain(numbers)):
-        return "from left to right"
-    for start in numbers:
-        if found == arranged(chain(numbers[start:] + numbers[:start])):
-            return f"around a ring, from term {start}"
-    if found == arranged(chain(numbers[::-1])):
-        return "from right to left"
-    if found == arranged(balanced(numbers)):
-        return "in pairs, neighbours first"
-    if found == arranged(strided(numbers)):
-        return "in pairs, the terms half of all apart first"
-    return ""
+    return next((name for name, order in orders.items() if found == arranged(order)), "")

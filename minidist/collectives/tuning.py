@@ -46,8 +46,7 @@ import numpy as np
 from minidist import __version__
 from minidist.base.cache import folder, key_of, read_entry, write_entry
 from minidist.base.process import usable_cores
-from minidist.collectives.algorithms import ALGORITHMS
-from minidist.collectives.call import Call
+from minidist.collectives.algorithms import ALGORITHMS, Call, candidates
 from minidist.collectives.closed_forms import seconds
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.base.errors import UsageError, quoted
@@ -102,11 +101,6 @@ class MeasuredTimes:
 
 def _size(nbytes: int) -> str:
     return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
-
-
-def candidates(operation: str) -> dict[str, Algorithm]:
-    """Return the algorithms that "auto" chooses among: those with a formula, in alphabetical order."""
-    return {name: entry for name, entry in sorted(ALGORITHMS[operation].items()) if entry.seconds is not None}
 
 
 def entry_of(operation: str, hosts: Sequence[str], library: str, **conditions: Any) -> Path:

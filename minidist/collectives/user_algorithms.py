@@ -17,8 +17,7 @@ from typing import Any
 
 from minidist.base.errors import UsageError, nearest, quoted, reason
 from minidist.base.user_file import load_function
-from minidist.collectives.algorithms import ALGORITHMS
-from minidist.collectives.call import PARAMETERS
+from minidist.collectives.algorithms import ALGORITHMS, PARAMETERS
 from minidist.comm.has_run import has_run
 from minidist.core.collectives.calls import Algorithm, Function
 
@@ -79,11 +78,8 @@ def _with_result_checked(operation: str, name: str, function: Callable[..., Any]
         result = has_run(function(comm, array, *arguments), function, comm.rank)
 
         # Operations that write into an array of the caller's, and return it.
-        target = None
-        if operation in ("all_reduce", "broadcast"):
-            target = array
-        elif operation in ("all_gather", "reduce_scatter", "scatter"):
-            target = arguments[1]
+        named = dict(zip(PARAMETERS[operation], (array, *arguments), strict=True))
+        target = named.get("out", array if operation in ("all_reduce", "broadcast") else None)
         if target is not None:
             if result is not None and result is not target and getattr(result, "base", None) is not target:
                 where = "out" if target is not array else "the array that it is given"
@@ -94,7 +90,6 @@ def _with_result_checked(operation: str, name: str, function: Callable[..., Any]
             return target
 
         # Operations that return a new array: on every rank, or on the root alone.
-        named = dict(zip(PARAMETERS[operation], (array, *arguments), strict=True))
         if named.get("root", comm.rank) != comm.rank:
             return None
         size = {"reduce": array.size, "gather": sum(named.get("sizes", ()))}.get(

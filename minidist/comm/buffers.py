@@ -8,34 +8,19 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/mpi/test_failures.py
 """
 
 import zlib
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from minidist.base.arrays import to_host
 from minidist.comm.call_site import NOWHERE, CallSite
 from minidist.comm.errors import BufferReuseError
-from minidist.core.base.arrays import to_host
 
 _SMALL = 1 << 14  # bytes
 _ROW = 8 * 509  # bytes; a prime number of words
-
-
-class InFlight(Protocol):
-    """A message or a work that has been started and not waited for."""
-
-    def describe(self) -> str:
-        """Return what it is, for reports."""
-        ...
-
-
-class OpenMessage(InFlight, Protocol):
-    """A send or a receive that has been posted and not waited for."""
-
-    kind: str
-    array: np.ndarray
 
 
 def contents(array: np.ndarray) -> int | bytes:
@@ -71,77 +56,75 @@ def changed(rank: int, what: str, site: CallSite) -> BufferReuseError:
     )
 
 
+# Memory in use: where it begins and ends, the id of what uses it, and that itself. Lists of these are sorted.
+Use = tuple[int, int, int, Any]
+
+
+def memory_of(array: Any) -> tuple[int, int] | None:
+    """Return where an array's memory begins and ends; None for one on a GPU, or empty, which has none in this process.
+
+    The array interface takes half the time of `array.ctypes.data`.
+    """
+    if not isinstance(array, np.ndarray) or array.nbytes == 0:
+        return None
+    start: int = array.__array_interface__["data"][0]
+    return start, start + array.nbytes
+
+
+def used_in(uses: list[Use], longest: int, start: int, end: int) -> list[Any]:
+    """Return what uses memory of start to end. longest: at least the bytes of each use."""
+    # Of those that begin before the end, any that is no further away than the longest is long.
+    found = []
+    for _, last, _, user in uses[bisect_left(uses, (start - longest + 1,)) : bisect_left(uses, (end,))]:
+        if last > start:
+            found.append(user)
+    return found
+
+
 class OpenMessages:
     """The memory of a rank's messages that are posted and not waited for, sorted by address.
 
     A receive shares no byte with any other message, because it may be written at any moment; sends may share theirs.
     """
 
-    __slots__ = ("longest", "receives", "sends", "start_of", "starts")
+    __slots__ = ("longest", "receives", "sends", "use_of")
 
     def __init__(self) -> None:
-        # By kind: where each message's memory begins, and the messages in the same order. longest: bytes of a send.
-        self.starts: dict[str, list[int]] = {"receive": [], "send": []}
-        self.receives: list[tuple[int, OpenMessage]] = []  # with the end of the memory
-        self.sends: list[tuple[int, OpenMessage]] = []
-        self.longest = 0
-        self.start_of: dict[int, int] = {}  # by the id of a message; empty when no message is open
+        self.receives: list[Use] = []
+        self.sends: list[Use] = []
+        self.longest = 0  # bytes of a send
+        self.use_of: dict[int, Use] = {}  # by the id of a message; empty when no message is open
 
-    def _receive_in(self, start: int, end: int) -> OpenMessage | None:
-        """Return an open receive into memory of start to end."""
-        # Receives do not overlap each other, so only the two neighbours can overlap this message.
-        starts = self.starts["receive"]
-        i = bisect_right(starts, start)
-        for j in (i, i - 1):
-            if 0 <= j < len(starts) and starts[j] < end and start < self.receives[j][0]:
-                return self.receives[j][1]
-        return None
-
-    def _send_in(self, start: int, end: int) -> OpenMessage | None:
-        """Return an open send from memory of start to end."""
-        # Sends may overlap: of those that begin before the end, any that is no further away than the longest is long.
-        starts = self.starts["send"]
-        for j in range(bisect_right(starts, start - self.longest), bisect_left(starts, end)):
-            if self.sends[j][0] > start:
-                return self.sends[j][1]
-        return None
-
-    def add(self, rank: int, message: OpenMessage, keep: bool) -> None:
+    def add(self, rank: int, message: Any, keep: bool) -> None:
         """Raise BufferReuseError when the memory is that of an open message; keep: this one is open from now on."""
-        # An array on a GPU or an empty one has no memory of this process.
-        array, receiving = message.array, message.kind == "receive"
-        if not isinstance(array, np.ndarray) or array.nbytes == 0:
+        memory, receiving = memory_of(message.array), message.kind == "receive"
+        if memory is None:
             return
-        start: int = array.__array_interface__["data"][0]  # half the time of `array.ctypes.data`
-        end = start + array.nbytes
-
-        other = self._receive_in(start, end) or (self._send_in(start, end) if receiving else None)
-        if other is not None:
+        # Receives do not overlap each other, so only the last one that begins before the end can overlap this message.
+        start, end = memory
+        before = bisect_left(self.receives, (end,))
+        others = [self.receives[before - 1][3]] if before and self.receives[before - 1][1] > start else []
+        if receiving and self.sends and not others:
+            others = used_in(self.sends, self.longest, start, end)
+        if others:
             raise BufferReuseError(
                 f"rank {rank}: its {message.describe()} is {'into' if receiving else 'from'} memory of its "
-                f"{other.describe()}, which is not waited for yet; wait() first, or give each message a separate "
+                f"{others[0].describe()}, which is not waited for yet; wait() first, or give each message a separate "
                 "buffer"
             )
 
         if keep:
-            starts, open_ = (self.starts["receive"], self.receives) if receiving else (self.starts["send"], self.sends)
-            i = bisect_right(starts, start)
-            starts.insert(i, start)
-            open_.insert(i, (end, message))
-            self.start_of[id(message)] = start
             if not receiving:
-                self.longest = max(self.longest, array.nbytes) if len(starts) > 1 else array.nbytes
+                self.longest = max(self.longest, end - start) if self.sends else end - start
+            use = self.use_of[id(message)] = start, end, id(message), message
+            insort(self.receives if receiving else self.sends, use)
 
-    def close(self, message: OpenMessage) -> None:
+    def close(self, message: Any) -> None:
         """Forget a message: it has been waited for."""
-        start = self.start_of.pop(id(message), None)
-        if start is None:
-            return
-        starts, open_ = self.starts[message.kind], self.receives if message.kind == "receive" else self.sends
-        i = bisect_left(starts, start)
-        while open_[i][1] is not message:
-            i += 1
-        del starts[i], open_[i]
+        use = self.use_of.pop(id(message), None)
+        if use is not None:
+            uses = self.receives if message.kind == "receive" else self.sends
+            del uses[bisect_left(uses, use)]
 
 
 @dataclass(slots=True, eq=False)
@@ -156,7 +139,7 @@ class Guard:
     start: int
     end: int
     contents: int | bytes
-    work: InFlight
+    work: Any
     works: int = 0
     running: int = 0
 
@@ -171,32 +154,27 @@ class WorkArrays:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.guards: dict[tuple[int, int], Guard] = {}  # by memory
-        self.starts: list[int] = []  # of all guards, in order
-        self.in_order: list[Guard] = []
+        self.uses: list[Use] = []
         self.longest = 0  # bytes of a guard
         self.running: list[Guard] = []
 
-    def add(self, work: InFlight, arrays: Sequence[Any]) -> list[Guard]:
+    def add(self, work: Any, arrays: Sequence[Any]) -> list[Guard]:
         """Guard the arrays of a work that has been asked for; return what `begin` and `finish` are to be given."""
         guards = []
         for array in arrays:
-            # An array on a GPU or an empty one has no memory of this process.
-            if not isinstance(array, np.ndarray) or array.nbytes == 0:
+            memory = memory_of(array)
+            if memory is None:
                 continue
-            start: int = array.__array_interface__["data"][0]
-            end = start + array.nbytes
-            guard = self.guards.get((start, end))
+            guard = self.guards.get(memory)
             if guard is None:
-                guard = self.guards[start, end] = Guard(array, start, end, contents(array), work)
-                i = bisect_right(self.starts, start)
-                self.starts.insert(i, start)
-                self.in_order.insert(i, guard)
-                self.longest = max(self.longest, array.nbytes) if len(self.starts) > 1 else array.nbytes
+                self.longest = max(self.longest, array.nbytes) if self.guards else array.nbytes
+                guard = self.guards[memory] = Guard(array, *memory, contents(array), work)
+                insort(self.uses, (*memory, id(guard), guard))
             guard.works += 1
             guards.append(guard)
         return guards
 
-    def begin(self, work: InFlight, guards: Sequence[Guard], line_of: Callable[[int], CallSite]) -> None:
+    def begin(self, work: Any, guards: Sequence[Guard], line_of: Callable[[int], CallSite]) -> None:
         """Note that a work begins; raise when its arrays have changed since it was asked for.
 
         line_of: returns the line at which a rank's main program is.
@@ -224,16 +202,11 @@ class WorkArrays:
                 self.running.remove(guard)
             if guard.works == 0:
                 del self.guards[guard.start, guard.end]
-                i = bisect_left(self.starts, guard.start)
-                while self.in_order[i] is not guard:
-                    i += 1
-                del self.starts[i], self.in_order[i]
+                del self.uses[bisect_left(self.uses, (guard.start, guard.end))]
 
             # The guards that share memory with this one, itself among them.
-            first = bisect_right(self.starts, guard.start - self.longest)
-            for other in self.in_order[first : bisect_left(self.starts, guard.end)]:
-                if other.end > guard.start:
-                    other.contents = contents(other.array)
+            for other in used_in(self.uses, self.longest, guard.start, guard.end):
+                other.contents = contents(other.array)
 
     def check(self, line_of: Callable[[int], CallSite]) -> None:
         """Raise when the main program, which hands over now, has changed an array in use."""
@@ -246,16 +219,12 @@ class WorkArrays:
         for guard in self.running:
             guard.contents = contents(guard.array)
 
-    def refuse(self, receive: OpenMessage) -> None:
+    def refuse(self, receive: Any) -> None:
         """Raise BufferReuseError when the main program receives into an array of a work that is not finished."""
-        if not isinstance(receive.array, np.ndarray) or receive.array.nbytes == 0:
-            return
-        start: int = receive.array.__array_interface__["data"][0]
-        end = start + receive.array.nbytes
-        first = bisect_right(self.starts, start - self.longest)
-        for guard in self.in_order[first : bisect_left(self.starts, end)]:
-            if guard.end > start:
-                raise BufferReuseError(
-                    f"rank {self.rank}: its {receive.describe()} is into memory of its {guard.work.describe()}, which "
-                    "is not finished yet; wait() first, or receive into a separate array"
-                )
+        memory = memory_of(receive.array)
+        guards = used_in(self.uses, self.longest, *memory) if memory else []
+        if guards:
+            raise BufferReuseError(
+                f"rank {self.rank}: its {receive.describe()} is into memory of its {guards[0].work.describe()}, which "
+                "is not finished yet; wait() first, or receive into a separate array"
+            )

@@ -31,6 +31,7 @@ import numpy as np
 from minidist.base.errors import MismatchError, UsageError, nearest, quoted, reason
 from minidist.base.limits import MAX_VALUE, MIN_VALUE, check_size, is_size
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
+from minidist.comm.errors import UnwaitedRequestError
 from minidist.comm.message_checks import CheckedCall, CheckedMessages
 from minidist.core.base.trace import purpose
 from minidist.core.comm.communicator import Comm, PointToPoint
@@ -188,6 +189,21 @@ def int64(value: SupportsIndex, rank: int, what: str) -> int:
     if not -(2**63) <= number < 2**63:
         raise UsageError(f"rank {rank}: {what} is {quoted(value)}; it must be a whole number of at most 64 bits")
     return number
+
+
+def second_thread(comm: PointToPoint, site: Any) -> UsageError:
+    """Return the error for a communicator that another thread than the ranks' uses."""
+    return UsageError(
+        f"rank {comm.members[comm.rank]}: {comm.name} is used in a second thread, at {site}; communicate only in the"
+        " thread that calls the rank's program, and use async_op=True to overlap"
+    )
+
+
+def unwaited(rank: int, item: Any) -> UnwaitedRequestError:
+    """Return the error for a request or a work that no wait was called for."""
+    return UnwaitedRequestError(
+        f"rank {rank}: its {item.describe()} was never waited for; call wait() on every request"
+    )
 
 
 # --- claims ---

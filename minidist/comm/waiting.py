@@ -6,6 +6,7 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/mpi/test_failures.py
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 
 from minidist.base.errors import reason
 from minidist.comm.call_site import CallSite
@@ -58,27 +59,14 @@ def find_cycle(waiting: list[Waiting]) -> list[int]:
     A rank with several streams may wait for several ranks at once, and each of them may be the one in the circle.
     """
     # An edge for each wait that one rank alone could end. A receive from any rank has no such edge.
-    nexts: dict[int, list[int]] = {}
-    for w in waiting:
-        if len(w.peers) == 1:
-            nexts.setdefault(w.rank, []).append(w.peers[0])
-
-    # Depth first, every edge once. path: the ranks from `start` to here; todo: their edges that are left.
-    done: set[int] = set()  # no circle is reached from these
-    for start in sorted(nexts):
-        path, place, todo = [start], {start: 0}, [iter(nexts[start])]
-        while path:
-            rank = next(todo[-1], None)
-            if rank is None:
-                done.add(path[-1])
-                del place[path.pop()]
-                todo.pop()
-            elif rank in place:
-                circle = path[place[rank] :]
-                smallest = circle.index(min(circle))
-                return circle[smallest:] + circle[:smallest]
-            elif rank not in done:
-                place[rank] = len(path)
-                path.append(rank)
-                todo.append(iter(nexts.get(rank, ())))
+    edges = [(w.rank, w.peers[0]) for w in waiting if len(w.peers) == 1]
+    graph: TopologicalSorter[int] = TopologicalSorter({rank: () for rank, _ in sorted(edges)})
+    for rank, peer in edges:
+        graph.add(peer, rank)
+    try:
+        graph.prepare()
+    except CycleError as error:
+        circle: list[int] = error.args[1][:-1]
+        smallest = circle.index(min(circle))
+        return circle[smallest:] + circle[:smallest]
     return []

@@ -10,20 +10,20 @@ With --fold one rank of each pipeline stage runs and stands for its data-, conte
 Proved by: tests/train/test_dry_run.py, tests/train/test_folded_dry_run.py
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import UsageError, counted, quoted
 from minidist.base.meta import creating_meta
 from minidist.base.process import infrequent_gc
 from minidist.comm import SimWorld
-from minidist.comm.launching import Outcome, execute, under_mpiexec, writable
+from minidist.comm.launching import execute, under_mpiexec, writable
 from minidist.comm.sim.folded import FoldedWorld
 from minidist.commands.command import Result
 from minidist.commands.runner import Summary, say_notices, summarize
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm
 from minidist.core.comm.sim.matching import LinkModel
 from minidist.job.config.train_config import TrainConfig, resolve_batches
@@ -44,34 +44,60 @@ FREED = ("activation", "activation_gradient", "communication", "unsharded", "inp
 class DryRun:
     """The result of a dry run.
 
-    batch: what a step trains on, in words. seconds: the virtual time of all steps. peaks, step_peaks: for each rank,
-    the bytes of each purpose at the peak of memory of the whole run, and of its steps. bubble: the share of the time in
-    which a rank does not compute, as the mean over all ranks. mfu: model FLOPs utilization, at peak speeds. uneven: the
-    calls that end at different times on folded ranks. checkpoint_bytes: of each rank's tensors in a checkpoint.
-    later_peak: the bytes of the fullest rank in steps that begin with the optimizer's states, (low, central, high).
-    machine: with --gpu.
+    results: of the ranks. seconds: the virtual time of all steps. computing: the seconds in which a rank computes, as
+    the mean over all ranks. links: the clock. uneven: the calls that end at different times on folded ranks. machine:
+    with --gpu.
     """
 
     summary: Summary
-    steps: int
-    batch: str
+    config: TrainConfig
+    results: Sequence[TrainResult]
     seconds: float
-    peaks: list[Mapping[str, int]]
-    step_peaks: list[Mapping[str, int]]
-    bubble: float | None
-    mfu: float | None
+    computing: float
+    links: LinkModel
     folded: bool
     uneven: Collection[str]
-    checkpoint_bytes: list[int]
-    later_peak: tuple[int, int, int]
     machine: Machine | None = None
+
+    @property
+    def bubble(self) -> float | None:
+        """Return the share of the time in which a rank does not compute."""
+        return 1 - self.computing / self.seconds if self.seconds else None
+
+    @property
+    def mfu(self) -> float | None:
+        """Return model FLOPs per second as a share of the ranks' peak; None for models other than gpt and llama."""
+        config, ranks = self.config, self.summary.ranks
+        if config.model not in ("gpt", "llama") or not self.seconds:
+            return None
+        flops = architecture(config).step_flops(resolve_batches(config, ranks).global_batch, config.context)
+        return flops * config.steps / (self.seconds * ranks * self.links.flops)
+
+    @property
+    def checkpoint_bytes(self) -> list[int]:
+        """Return the bytes of each rank's tensors in a checkpoint."""
+        return [result.checkpoint_bytes.get(rank, 0) for rank, result in enumerate(self.results)]
+
+    @property
+    def later_peak(self) -> tuple[int, int, int]:
+        """Return the least, the likely and the most bytes of the fullest rank in a step that is not the first.
+
+        Of more steps than one it is what was measured. After one step, what is still held is there from the beginning
+        of the next one; the activations come on top, and at most everything else that a step frees.
+        """
+        peak = likely = most = self.peak[1]
+        for result in self.results if self.config.steps == 1 else ():
+            stay = sum(nbytes for purpose, nbytes in result.held.items() if purpose not in FREED)
+            freed = {purpose: result.highest.get(purpose, 0) for purpose in FREED}
+            likely = max(likely, stay + freed["activation"])
+            most = max(most, stay + sum(freed.values()))
+        return peak, likely, most
 
     @property
     def peak(self) -> tuple[int, int]:
         """Return the fullest rank of the steps, and its bytes at its peak."""
-        totals = [sum(split.values()) for split in self.step_peaks]
-        fullest = max(range(self.summary.ranks), key=totals.__getitem__)
-        return fullest, totals[fullest]
+        totals = [sum(result.step_peak.values()) for result in self.results]
+        return totals.index(max(totals)), max(totals)
 
     @property
     def fit(self) -> Fit | None:
@@ -83,39 +109,34 @@ class DryRun:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what --json prints: the keys of `train` but losses and digest, and those that only a dry run has."""
-        result = self.summary.as_dict()
+        result, fit = self.summary.as_dict(), self.fit
         del result["losses"], result["digest"]
-        return {
-            **result,
+        result |= {
             "dry_run": True,
             "folded": self.folded,
-            "peak_by_purpose": self.peaks,
-            "step_peak_by_purpose": self.step_peaks,
+            "peak_by_purpose": [result.peak_by_purpose for result in self.results],
+            "step_peak_by_purpose": [result.step_peak for result in self.results],
             "virtual_seconds": self.seconds,
-            "step_seconds": self.seconds / self.steps,
+            "step_seconds": self.seconds / self.config.steps,
             "bubble": self.bubble,
             "mfu": self.mfu,
-            **self._fit_as_dict(),
-            **({"checkpoint_bytes": self.checkpoint_bytes} if any(self.checkpoint_bytes) else {}),
-            "upper_bound_because_of": sorted(self.uneven),
         }
-
-    def _fit_as_dict(self) -> dict[str, Any]:
-        """Return the keys that `minidist plan` has for a layout; none without --gpu."""
-        if self.fit is None:
-            return {}
-        return {
-            "fits": self.fit.fits,
-            "fits_with_range": self.fit.verdict == "yes",
-            "margin_bytes": int(self.fit.margin),
-        }
+        if fit is not None:
+            # The keys that `minidist plan` has for a layout.
+            result |= {"fits": fit.fits, "fits_with_range": fit.verdict == "yes", "margin_bytes": int(fit.margin)}
+        if any(self.checkpoint_bytes):
+            result["checkpoint_bytes"] = self.checkpoint_bytes
+        return {**result, "upper_bound_because_of": sorted(self.uneven)}
 
     def table(self) -> str:
         """Format the time, the bytes by purpose, and the memory of the fullest rank."""
-        ranks = self.summary.ranks
+        ranks, config = self.summary.ranks, self.config
+        batch = f"{resolve_batches(config, ranks).global_batch:,} samples"
+        if not config.is_classifier:
+            batch += f" of {config.context:,} tokens"
         lines = [
-            f"dry run of {ranks:,} rank{'s' * (ranks != 1)}, {self.steps:,} step{'s' * (self.steps != 1)}"
-            f" of {self.batch}: {self.seconds / self.steps:.4g} virtual seconds per step"
+            f"dry run of {counted(ranks, 'rank')}, {counted(config.steps, 'step')} of {batch}:"
+            f" {self.seconds / config.steps:.4g} virtual seconds per step"
             + (f", {self.bubble:.1%} of them without computing" if self.bubble is not None else "")
             + (f", MFU {self.mfu:.1%} at peak speeds (`minidist plan` has realistic ones)" if self.mfu else "")
         ]
@@ -128,7 +149,7 @@ class DryRun:
         # The steps decide what fits. A rank that builds the whole model before it keeps its part may have more before.
         fullest, peak = self.peak
         lines.append(f"peak of rank {fullest}, the fullest, in bytes: {peak:,}")
-        for purpose, nbytes in sorted(self.step_peaks[fullest].items(), key=lambda pair: -pair[1]):
+        for purpose, nbytes in sorted(self.results[fullest].step_peak.items(), key=lambda pair: -pair[1]):
             if nbytes:
                 lines.append(f"  {purpose:22}{nbytes:20,}")
         if self.later_peak[1] > peak:
@@ -140,7 +161,7 @@ class DryRun:
         if any(self.checkpoint_bytes):
             most, total = max(self.checkpoint_bytes), sum(self.checkpoint_bytes)
             lines.append(
-                f"tensors of a checkpoint: {total:,} B on {ranks:,} rank{'s' * (ranks != 1)}; rank"
+                f"tensors of a checkpoint: {total:,} B on {counted(ranks, 'rank')}; rank"
                 f" {self.checkpoint_bytes.index(most)} writes the most, {most:,} B"
             )
         if self.summary.peak_bytes[fullest] > peak:
@@ -212,8 +233,7 @@ def dry_run(
         # Without values, losses and the digest have no meaning.
         return replace(result, losses=[], digest="", held_out={})
 
-    title = f"dry run of {size:,} rank{'s' * (size != 1)}"
-    with infrequent_gc(), Clock(title):
+    with infrequent_gc(), Clock(f"dry run of {counted(size, 'rank')}"):
         outcome = execute(
             main,
             ranks=size,
@@ -224,7 +244,11 @@ def dry_run(
             links=links,
             checks=False,
         )
-    return _result(config, outcome, trace, command, links, fold, machine)
+    computing = sum(one.busy * one.ranks for one in outcome.traces) / outcome.size
+    seconds, summary = outcome.end_time or 0.0, summarize(config, outcome, trace, 0.0, command)
+    run = DryRun(summary, config, outcome.results, seconds, computing, links, fold, outcome.uneven, machine)
+    # As of a plan: 1 when it does not fit.
+    return Result(run.as_dict(), lambda: print(run.table()), 0 if run.fit is None or run.fit.fits else 1)
 
 
 def links_of(machine: Machine, precision: str) -> LinkModel:
@@ -236,68 +260,3 @@ def links_of(machine: Machine, precision: str) -> LinkModel:
 
     peak = machine.fp16 if precision in ("fp16", "bf16") else machine.fp16 / 2
     return LinkModel(flops=peak, memory_bandwidth=machine.memory_bandwidth, link=link, free_startup=True)
-
-
-def _result(
-    config: TrainConfig,
-    outcome: Outcome,
-    trace: Path | None,
-    command: str,
-    links: LinkModel,
-    fold: bool,
-    machine: Machine | None,
-) -> Result:
-    """Return the command's result from the results and traces of the ranks."""
-    seconds = outcome.end_time or 0.0
-    results: list[TrainResult] = outcome.results
-    computing = sum(one.busy * one.ranks for one in outcome.traces) / outcome.size
-    run = DryRun(
-        summarize(config, outcome, trace, 0.0, command),
-        config.steps,
-        _batch(config, outcome.size),
-        seconds,
-        [result.peak_by_purpose for result in results],
-        [result.step_peak for result in results],
-        1 - computing / seconds if seconds else None,
-        _mfu(config, seconds, outcome.size, links),
-        fold,
-        outcome.uneven,
-        [result.checkpoint_bytes.get(rank, 0) for rank, result in enumerate(results)],
-        _later_peak(config.steps, results),
-        machine,
-    )
-    # As of a plan: 1 when it does not fit.
-    code = 0 if run.fit is None or run.fit.fits else 1
-    return Result(run.as_dict(), lambda: print(run.table()), code)
-
-
-def _batch(config: TrainConfig, ranks: int) -> str:
-    """Return how many samples a step has, and of how many tokens."""
-    samples = f"{resolve_batches(config, ranks).global_batch:,} samples"
-    return samples if config.is_classifier else f"{samples} of {config.context:,} tokens"
-
-
-def _later_peak(steps: int, results: Sequence[TrainResult]) -> tuple[int, int, int]:
-    """Return the least, the likely and the most bytes of the fullest rank in a step that is not the first.
-
-    Of more steps than one it is what was measured. After one step, what is still held is there from the beginning of
-    the next one; the activations come on top, and at most everything else that a step frees.
-    """
-    peak = max(sum(result.step_peak.values()) for result in results)
-    if steps > 1:
-        return peak, peak, peak
-    likely, most = peak, peak
-    for result in results:
-        stay = sum(nbytes for purpose, nbytes in result.held.items() if purpose not in FREED)
-        freed = {purpose: result.highest.get(purpose, 0) for purpose in FREED}
-        likely = max(likely, stay + freed["activation"])
-        most = max(most, stay + sum(freed.values()))
-    return peak, likely, most
-
-
-def _mfu(config: TrainConfig, seconds: float, ranks: int, links: LinkModel) -> float | None:
-    """Return model FLOPs per second as a share of the ranks' peak; None for models other than gpt and llama."""
-    if config.model not in ("gpt", "llama") or not seconds:
-        return None
-    batch = resolve_batches(config, ranks).global_batch
-    return architecture(config).step_flops(batch, config.context) * config.steps / (seconds * ranks * links.flops)

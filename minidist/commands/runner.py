@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidist.base.errors import UsageError, quoted_path
+from minidist.base.errors import UsageError, counted, quoted_path
 from minidist.base.trace_file import write_traces
 from minidist.comm.launched import launched_rank
 from minidist.comm.launching import Outcome, execute, under_mpiexec, writable
@@ -53,18 +52,10 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
-        names = (
-            "losses",
-            "ranks",
-            "bytes_by_purpose",
-            "messages_by_purpose",
-            "peak_bytes",
-            "trace",
-            "digest",
-            # Measurements that were not asked for have no key.
-            *(("held_out",) if self.held_out else ()),
-        )
-        return {name: getattr(self, name) for name in names} | self.measured
+        names = ("losses", "ranks", "bytes_by_purpose", "messages_by_purpose", "peak_bytes", "trace", "digest")
+        # Measurements that were not asked for have no key.
+        held_out = {"held_out": self.held_out} if self.held_out else {}
+        return {name: getattr(self, name) for name in names} | held_out | self.measured
 
     def volumes_hold(self) -> bool:
         """Return whether every purpose's measured volume equals its closed form."""
@@ -87,8 +78,8 @@ class Summary:
     def table(self) -> str:
         """Format the bytes by purpose next to the closed form, the peaks, and the optional measurements."""
         lines = [
-            f"{_count(self.ranks, 'rank')} ({self.world}), {_count(len(self.losses), 'step')} in {self.seconds:.2f} s, "
-            f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
+            f"{counted(self.ranks, 'rank')} ({self.world}), {counted(len(self.losses), 'step')} in {self.seconds:.2f}"
+            f" s, loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
         ]
         lines += self.volume_lines()
         lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
@@ -96,16 +87,9 @@ class Summary:
         # What was asked for by other flags.
         lines += self.lines
         if self.held_out:
-            lines.append(f"loss on held-out data: {_by_step(self.held_out)}")
+            losses = (f"{loss:.4f} after {step} steps" for step, loss in self.held_out.items())
+            lines.append(f"loss on held-out data: {', '.join(losses)}")
         return "\n".join(lines)
-
-
-def _by_step(losses: dict[int, float]) -> str:
-    return ", ".join(f"{loss:.4f} after {step} steps" for step, loss in losses.items())
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def chosen(config: TrainConfig, ranks: int | None, has_values: bool = True) -> TrainConfig:
@@ -146,8 +130,6 @@ def run_training(
     if metrics is not None:
         _check_metrics(metrics, trace, config)
     progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
-    settings = settings_to_agree_on("train", config)
-
     loop = own_loop(config)
     shown_by = 0 if loop is None else loop.shown_by
 
@@ -165,13 +147,7 @@ def run_training(
             from minidist.job.train.metrics import MetricsFile
 
             writing.append(stack.enter_context(MetricsFile(metrics, config.resume)))
-        outcome = execute(
-            partial(_agreed, settings, main),
-            ranks=None if under_mpiexec() else size,
-            timeout=timeout,
-            eager_bytes=eager_bytes,
-            record="totals" if trace is None else True,
-        )
+        outcome = _run("train", config, main, size, timeout, eager_bytes, "totals" if trace is None else True)
     if not outcome.is_root:
         return None
     return summarize(config, outcome, trace, time.perf_counter() - started, command)
@@ -333,12 +309,7 @@ def run_comparison(
         return compare_rank(comm, config, expected, [together], [alone])
 
     with Progress(config.steps, interactive, f"compare: {size} ranks", ends=False) as together:
-        outcome = execute(
-            partial(_agreed, settings_to_agree_on("compare", config), main),
-            ranks=None if under_mpiexec() else size,
-            timeout=timeout,
-            eager_bytes=eager_bytes,
-        )
+        outcome = _run("compare", config, main, size, timeout, eager_bytes)
     if not outcome.is_root:
         return None
     verdict: Comparison = outcome.results[0]
@@ -379,13 +350,7 @@ def _comparison_of(
     """Compare a job whose ranks have no common step, after the run, from what all ranks recorded."""
     config, interactive = loop.config, not under_mpiexec() and sys.stderr.isatty()
     with Progress(config.steps, interactive, f"compare: {size} ranks", ends=False) as together:
-        outcome = execute(
-            partial(_agreed, settings_to_agree_on("compare", config), loop.train_and_keep),
-            together,
-            ranks=None if under_mpiexec() else size,
-            timeout=timeout,
-            eager_bytes=eager_bytes,
-        )
+        outcome = _run("compare", config, lambda comm: loop.train_and_keep(comm, together), size, timeout, eager_bytes)
     if not outcome.is_root:
         return None
     if trace is not None:
@@ -394,13 +359,27 @@ def _comparison_of(
         return loop.compare(outcome.results, outcome.traces, alone)  # type: ignore[no-any-return]
 
 
-def _agreed(settings: dict[str, Any], main: Callable[..., Any], comm: Comm, *arguments: Any) -> Any:
-    """Run a rank's part of a job after a check that all processes of mpiexec have the same settings."""
-    if settings and comm.world.kind == "mpi":
-        from minidist.comm.mpi.agreement import check_same_settings  # simulated ranks need nothing of MPI's
+def _run(
+    command: str,
+    config: TrainConfig,
+    main: Callable[[Comm], Any],
+    size: int,
+    timeout: float,
+    eager_bytes: int,
+    record: bool | str = True,
+) -> Outcome:
+    """Run what each rank does, after a check that all processes of mpiexec have the same settings."""
+    settings = settings_to_agree_on(command, config)
 
-        check_same_settings(comm, settings)
-    return main(comm, *arguments)
+    def checked(comm: Comm) -> Any:
+        if settings and comm.world.kind == "mpi":
+            from minidist.comm.mpi.agreement import check_same_settings  # simulated ranks need nothing of MPI's
+
+            check_same_settings(comm, settings)
+        return main(comm)
+
+    ranks = None if under_mpiexec() else size
+    return execute(checked, ranks=ranks, timeout=timeout, eager_bytes=eager_bytes, record=record)
 
 
 def mesh_of(dims: ParallelDims) -> dict[str, int]:

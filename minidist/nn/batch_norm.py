@@ -47,13 +47,13 @@ class BatchNorm(Module):
         self.eps, self.momentum = check_number("eps", eps, above=0), check_number("momentum", momentum)
         if momentum > 1:
             raise UsageError(f"momentum={momentum}; the share of the new statistics must be at most 1")
-        self.weight = Parameter(xp.ones(channels, dtype), init=("constant", 1.0))
+        self.weight = Parameter(xp.full(channels, 1, dtype), init=("constant", 1.0))
         self.bias = Parameter(xp.zeros(channels, dtype), init=("constant", 0.0))
 
         self.group: StatisticsGroup | None = None  # ranks that normalise together, see `synchronize`
 
         # The averages before the current mini-batch, its micro-batches by their first sample, and the averages after.
-        self._before = xp.zeros(channels, xp.float64), xp.ones(channels, xp.float64)
+        self._before = xp.zeros(channels, xp.float64), xp.full(channels, 1, xp.float64)
         self._step: int | None = None
         self._seen: dict[int, Statistics] = {}
         self._after: tuple[xp.Array, xp.Array] | None = self._before  # None: to be computed

@@ -10,10 +10,10 @@ Proved by: tests/nn/test_modules.py
 
 from typing import Any
 
+from minidist.base import arrays as xp
 from minidist.base.coordinates import BatchCoordinates, Key, current_coordinates, uniform, uniform_rows
 from minidist.base.limits import check_number
 from minidist.core.autograd import Tensor
-from minidist.core.base import arrays as xp
 from minidist.core.nn.module import Module
 from minidist.nn.ops.dropout import DroppedParts, dropout
 

@@ -18,7 +18,7 @@ class RMSNorm(Module):
 
     def __init__(self, features: int, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0) -> None:
         self.eps = eps
-        self.weight = Parameter(xp.ones(features, dtype), init=("constant", 1.0))
+        self.weight = Parameter(xp.full(features, 1, dtype), init=("constant", 1.0))
         self.initialize(seed)
 
     def forward(self, x: Tensor) -> Tensor:

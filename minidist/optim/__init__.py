@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
+    from minidist.core.optim import SGD
     from minidist.core.optim.adam import AdamW
-    from minidist.core.optim.sgd import SGD
     from minidist.optim.adagrad import Adagrad
     from minidist.optim.adam import Adam
     from minidist.optim.clip import (

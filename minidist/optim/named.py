@@ -22,7 +22,7 @@ from minidist.core.optim.optimizer import Optimizer
 
 # name -> module and class
 OPTIMIZERS = {
-    "sgd": ("core.optim.sgd", "SGD"),
+    "sgd": ("core.optim.optimizer", "SGD"),
     "adagrad": ("optim.adagrad", "Adagrad"),
     "rmsprop": ("optim.rmsprop", "RMSProp"),
     "adam": ("optim.adam", "Adam"),

@@ -17,6 +17,7 @@ from typing import Any
 from minidist.base.limits import check_number, check_whole
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast
 from minidist.core.base.errors import UsageError, nearest
 from minidist.core.base.trace import purpose, track
@@ -24,7 +25,7 @@ from minidist.core.collectives import all_gather, all_reduce, broadcast
 from minidist.core.comm import Comm, Mesh, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.optim import NORM_BLOCK
-from minidist.core.parallel.data_parallel import Guard, new_guard, operation_of
+from minidist.core.parallel.data_parallel import operation_of
 from minidist.core.parallel.fsdp import FSDPState, FSDPUnit, gathers_of, states_of
 from minidist.core.parallel.zero import Shard
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
@@ -83,7 +84,7 @@ def shard_with_options(
 
     # Who communicates: the ranks that share the shards, and those with equal copies.
     comm, replicas = _axes(mesh)
-    guard = new_guard(op, *filter(None, (comm, replicas)))
+    guard = hooks.guard(op, *filter(None, (comm, replicas)))
     guard.shards(module, ignored)
     settings = {
         **settings,
@@ -138,7 +139,7 @@ class OptionalUnit(FSDPUnit):
     """
 
     def __init__(
-        self, shard: Shard, guard: Guard, gathers: Comm, algorithm: str, replicas: Comm | None, chosen: Sharding
+        self, shard: Shard, guard: Any, gathers: Comm, algorithm: str, replicas: Comm | None, chosen: Sharding
     ) -> None:
         self.find_unused, self.replicas = chosen.find_unused_parameters, replicas
         self.subgroup: Comm | None = None

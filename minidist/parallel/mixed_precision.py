@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidist.base.half import is_floating
-from minidist.core.autograd import map_tensors
+from minidist.core.autograd.backward import map_tensors
 from minidist.core.base import arrays as xp
 
 

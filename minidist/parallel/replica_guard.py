@@ -32,7 +32,7 @@ from minidist.core.collectives import broadcast
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
-from minidist.core.parallel.data_parallel import Bucket, Guard
+from minidist.core.parallel.data_parallel import Bucket
 from minidist.nn.ops.in_place import SAMPLED, sample_step
 from minidist.parallel.axes_check import check_axes
 
@@ -41,8 +41,8 @@ DIGEST_BYTES = 16  # of the fingerprints of the model's names and shapes and of 
 _models: "WeakKeyDictionary[Comm, int]" = WeakKeyDictionary()  # communicator -> see `next_model`
 
 
-class ReplicaGuard(Guard):
-    """Watches one wrapper on one rank.
+class ReplicaGuard:
+    """Watches one wrapper on one rank. op: "sum" or "avg", of gradients that are summed over `comms` in turn.
 
         wraps(wrapper, module, flat, settings, *comms)   a wrapper of that name is made, and has sent nothing yet
         shards(module, ignored)                          the module is to be sharded, but for ignored parameters
@@ -61,10 +61,9 @@ class ReplicaGuard(Guard):
     """
 
     def __init__(self, op: str, *comms: Comm) -> None:
-        super().__init__(op, *comms)
         if note_means not in hooks.backward_checks:
             hooks.backward_checks.append(note_means)
-        self.comm, self.number = comms[0], next_model(comms[0])
+        self.op, self.comms, self.comm, self.number = op, comms, comms[0], next_model(comms[0])
         self.ranks = prod(comm.size for comm in comms)  # that see other rows
         self.mode = self.means = ""
         self.module: Any = None
@@ -171,12 +170,11 @@ class ReplicaGuard(Guard):
     def of_weights(self, flat: FlatParameters) -> str:
         return f"model {self.number} after {flat.updates}"
 
-    def of_unit(self, flat: FlatParameters, made: Guard) -> str:
-        assert isinstance(made, ReplicaGuard)
+    def of_unit(self, flat: FlatParameters, made: "ReplicaGuard") -> str:
         of = f"{flat.names[0]} of fully_shard {made.number}"
         return f"{of} after {flat.updates}{self.mode}{self.means and OVER + self.means}"
 
-    def of_copies(self, shard: Any, made: Guard) -> str:
+    def of_copies(self, shard: Any, made: "ReplicaGuard") -> str:
         data, step = shard.data, max(1, shard.size // SAMPLED)
         sample = data[::step] if type(data) is np.ndarray else np.zeros(0)
         return f"{self.of_unit(shard.flat, made)}, checksum of the weights {crc32(sample.tobytes()):08x}"

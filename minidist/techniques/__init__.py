@@ -7,6 +7,9 @@ deleting the folder deletes the technique with its flags, rules and bytes. `--ex
 user's file.
 """
 
+# mypy: implicit_reexport
+# ruff: noqa: F401
+
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
@@ -19,42 +22,6 @@ from minidist.base.user_file import load_function
 from minidist.techniques.extension import AxisRun, Extension, History, Moment, Run, Settings
 from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule, Value, multiples, setting, without_effect
-
-__all__ = [
-    "AxisRun",
-    "Extension",
-    "Field",
-    "History",
-    "Moment",
-    "OwnLoop",
-    "Rule",
-    "Run",
-    "Settings",
-    "Value",
-    "changes_batches",
-    "defaults",
-    "drains",
-    "history",
-    "installed",
-    "joins_replicas",
-    "model_options",
-    "multiples",
-    "of_job",
-    "of_users",
-    "own_loop",
-    "packs_inputs",
-    "ranks_beside",
-    "recomputed",
-    "reduces_each",
-    "replayed",
-    "setting",
-    "sums_buckets",
-    "touched",
-    "trains_alone",
-    "weight_differences",
-    "without_effect",
-    "wrapper_options",
-]
 
 
 @cache

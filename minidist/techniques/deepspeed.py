@@ -48,3 +48,12 @@ def whole(key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value < 2**63 or value != int(value):
         raise UsageError(f"DeepSpeed's {key} is {quoted(value)}; it must be a whole number")
     return int(value)
+
+
+def number(key: str, value: Any, least: float | None = None) -> int | float:
+    """Return a number; UsageError for another value, or for one below `least`."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (least is not None and not value >= least):
+        limit = "" if least is None else f" of at least {least}"
+        raise UsageError(f"DeepSpeed's {key} is {quoted(value)}; it must be a number{limit}")
+    return value  # type: ignore[no-any-return]

@@ -1,50 +1,7 @@
 """What a technique adds to a job: settings, rules, hooks, state in checkpoints, results and bytes, in one class.
 
 The training loop, the rules, the checkpoints and the volumes do not depend on any technique: they call the hooks of
-every extension of the job. In the order of a job:
-
-    before_ranks(...)            a command begins, and the settings may still change
-    check_models(...)            no rank has started
-    own_loop(config)             a training loop in place of all that follows, for ranks without common steps
-    serve(...)                   on ranks outside of the layout (`beside`), in place of all that follows
-    before_resume(config, stages, then, state)    a job is resumed, and nothing is made yet
-    model_options(config)        a model is made
-    build(job, comm)             the model and the data are made, nothing is parallel yet
-    meeting(replica)             replicas train alone (`trains_alone`); replay(...) is the same on one device
-    reference(config, batches, observers)    one device trains, in place of all that it does otherwise
-    sum_of_replicas(bucket)      on one device, a bucket of gradients is added (`sums_buckets`)
-    loss(loss, comm)             the model has its loss function; again when its vocabulary is split over `comm`
-    layers_split(job, axes)      layers are split over ranks, and the model is not yet cut into stages
-    pipeline()                   the model is cut into stages
-    axis_made(axis)              a data axis of the layout is made
-    forget()                     layers were run to measure them, which is no part of the training
-    packs_inputs(), pack(array)    blocks are recomputed, and each input waits
-    wrapper_options(config)      the model is wrapped on the data axis
-    optimizer_arguments(job, group), optimizer(kind)    an optimizer is made
-    check_resume(checkpoint), differs(state)    a checkpoint is about to be read
-    load(state, samples), load_scalars(scalars), load_shards(axis, shards)    a checkpoint is read
-    load_of_rank(axis, arrays), load_of_axis(axis, arrays)
-    begin(comm, strategy, done)  the layout is made, and a checkpoint was read
-    reading(...)                 what makes the batches of a rank
-    attached(strategy)           a context that lasts until the job ends, or has another layout
-    for each step
-        before_step(samples)     all ranks together will read `samples` samples
-        read(numbers, sides)     this rank has read the samples with these numbers
-        read_inputs(number, inputs)    a micro-batch was read
-        micro_batch(number)      a context in which a micro-batch runs
-        targets(...)             what the loss of a micro-batch compares the model's outputs with
-        scaled(loss)             the loss from which backward starts
-        lr_factor(step)          the factor of the learning rate
-        after_forward_backward(strategy, step)    this rank has made its micro-batches
-        after_backward(strategy, step)    gradients are summed over all ranks, and not yet clipped
-        updates(strategy, comm)  whether the update is made, or left out on all ranks
-        after_update(moment)     the weights are new, or the update was left out
-        evaluate(done, loss)     the loss on held-out data was computed
-        record(job, done)        a line of `--metrics` is written
-        next_layout(strategy, done, rebuild)    the step has ended, and its gradients are used up
-    state(), scalars(), shards(axis), of_rank(axis), of_axis(axis)    a checkpoint is written
-    result(), of_all_ranks(...)  entries of the JSON that `minidist train` prints; lines(...) prints them as text
-    header(...)                  entries of the header of a trace
+every extension of the job. The hooks stand in the order of a job.
 
 Each hook does nothing unless a technique overrides it. A folder of `minidist/techniques` holds one subclass, in its
 `extension.py`; a user's class is named by `--extension FILE.py:CLASS`.
@@ -205,6 +162,8 @@ class Extension:
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 
+    # --- what the settings say ----------------------------------------------------------------------------------------
+
     @classmethod
     def used_by(cls, config: Any) -> bool:
         """Return whether a job with these settings uses the technique: unless overridden, when a flag is given.
@@ -245,9 +204,36 @@ class Extension:
         """
         return 0
 
-    def own_loop(self, config: Any) -> OwnLoop | None:
-        """Return the training loop that the technique has in place of the job's; None: it has none."""
-        return None
+    def joins_replicas(self) -> str:
+        """Return the flag with which a micro-batch is computed from the rows of all replicas; "" without it.
+
+        One device then joins their micro-batches of the same number.
+        """
+        return ""
+
+    def recomputes(self) -> str:
+        """Return what runs again in backward, as `nn.recompute.recompute` takes it."""
+        return "none"
+
+    def replays(self, config: Any) -> tuple[int, ...] | range:
+        """Return the stages of a pipeline whose whole forward pass runs again before their backward."""
+        return ()
+
+    def reduces_each(self) -> bool:
+        """Return whether gradients are reduced after every micro-batch."""
+        return False
+
+    def history(self) -> History:
+        """Return which checkpoints of the --save directory count."""
+        return History()
+
+    def check_comparison(self, config: Any, dims: Any, cut: str) -> None:
+        """Raise UsageError for a layout in which the job cannot be compared with one device.
+
+        cut: why a sum inside a micro-batch has another order than on one device; empty where it has not.
+        """
+
+    # --- before the model is made -------------------------------------------------------------------------------------
 
     def before_ranks(self, config: Any, ranks: int | None, has_values: bool) -> tuple[Any, Sequence[str]]:
         """Return the settings with which `train` and `compare` run a job, and lines that say what was chosen.
@@ -261,6 +247,10 @@ class Extension:
 
         saved_model: (flag, directory) -> the model of a checkpoint, a `SavedModel`.
         """
+
+    def own_loop(self, config: Any) -> OwnLoop | None:
+        """Return the training loop that the technique has in place of the job's; None: it has none."""
+        return None
 
     def serve(self, comm: Comm, config: Any, batches: Any, saved_model: Callable[[str, str], Any]) -> int:
         """Do the work of a rank outside of the layout; return how many steps were done before the job began.
@@ -276,36 +266,14 @@ class Extension:
         """
         return config
 
+    def model_options(self, config: Any) -> Mapping[str, Any]:
+        """Return further arguments of the model, or of its `GPTConfig` or `LlamaConfig`, as `config.model` says."""
+        return {}
+
+    # --- the model and its layout are made ----------------------------------------------------------------------------
+
     def build(self, job: Any, comm: Comm | None) -> None:
         """Change the job that `train.job.build` has made. comm: None in the reference on one device."""
-
-    def meeting(self, replica: Replica) -> Meeting:
-        """Return what steps a rank's replica and lets it meet the others, in a technique that `trains_alone`."""
-        raise NotImplementedError
-
-    def replay(self, devices: Sequence[Any], mean: Mean) -> Replay:
-        """Return what lets replicas meet on one device. devices: has one for each, with its `job` and its `flat`."""
-        raise NotImplementedError
-
-    def check_comparison(self, config: Any, dims: Any, cut: str) -> None:
-        """Raise UsageError for a layout in which the job cannot be compared with one device.
-
-        cut: why a sum inside a micro-batch has another order than on one device; empty where it has not.
-        """
-
-    def reference(self, config: Any, batches: Any, observers: Sequence[Any]) -> list[float] | None:
-        """Train on one device what the job trains on many, in place of `job.equality.reference`; return the losses.
-
-        None: the technique leaves that to the job. Observers are called after every step, as on ranks.
-        """
-        return None
-
-    def sum_of_replicas(self, bucket: ReplicaBucket) -> Any:
-        """Return the sum of a bucket of gradients over the replicas, on one device, in a technique that `sums_buckets`.
-
-        It sends nothing, and is to be written independently of what the ranks do.
-        """
-        raise NotImplementedError
 
     def loss(self, loss: Callable[..., Any], comm: Comm | None = None) -> Callable[..., Any]:
         """Return a loss function (logits, targets, divisor) in place of the job's, for steps and for evaluations.
@@ -314,65 +282,14 @@ class Extension:
         """
         return loss
 
-    def loss_volume(self, volume: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
-        """Return the closed form (tokens, ranks) of what `loss` sends in a step where the vocabulary is split."""
-        return volume
-
-    def axis_made(self, axis: Any) -> None:
-        """Note that a data axis of the layout (a `DataAxis`) is made, before anything is read or sent for it.
-
-        What the technique keeps of it may be in `axis.techniques`, under the technique's key.
-        """
-
-    def forget(self) -> None:
-        """Forget what the model's layers have done since it was built."""
-
-    def converted(self, model: Any, scalars: Mapping[str, float]) -> Any:
-        """Return a model of a checkpoint as it is used after the training. scalars: of the checkpoint."""
-        return model
-
-    def begin(self, comm: Comm, strategy: Any, done: int) -> None:
-        """Prepare the first step, on every rank of the layout. comm: all ranks. done: steps of an earlier run.
-
-        Not called with an `OwnLoop`, which has no layout.
-        """
-
-    def model_options(self, config: Any) -> Mapping[str, Any]:
-        """Return further arguments of the model, or of its `GPTConfig` or `LlamaConfig`, as `config.model` says."""
-        return {}
-
-    def joins_replicas(self) -> str:
-        """Return the flag with which a micro-batch is computed from the rows of all replicas; "" without it.
-
-        One device then joins their micro-batches of the same number.
-        """
-        return ""
-
-    def recomputes(self) -> str:
-        """Return what runs again in backward, as `nn.recompute.recompute` takes it."""
-        return "none"
-
-    def reduces_each(self) -> bool:
-        """Return whether gradients are reduced after every micro-batch."""
-        return False
-
-    def history(self) -> History:
-        """Return which checkpoints of the --save directory count."""
-        return History()
-
-    def replays(self, config: Any) -> tuple[int, ...] | range:
-        """Return the stages of a pipeline whose whole forward pass runs again before their backward."""
-        return ()
-
     def layers_split(self, job: Any, axes: Any) -> None:
         """Change the layers of the job's model, which are split over ranks, and not yet cut into stages.
 
         axes: None on a rank that has the whole model by itself.
         """
 
-    def pipeline(self) -> Any:
-        """Return the class of the strategy that runs a pipeline; None: `PipelineParallel`."""
-        return None
+    def forget(self) -> None:
+        """Forget what the model's layers have done since it was built."""
 
     def packs_inputs(self) -> bool:
         """Return whether `pack` moves the inputs of recomputed blocks away; a pipeline's blocks then recompute, too."""
@@ -385,20 +302,22 @@ class Extension:
         """
         raise NotImplementedError
 
+    def pipeline(self) -> Any:
+        """Return the class of the strategy that runs a pipeline; None: `PipelineParallel`."""
+        return None
+
+    def axis_made(self, axis: Any) -> None:
+        """Note that a data axis of the layout (a `DataAxis`) is made, before anything is read or sent for it.
+
+        What the technique keeps of it may be in `axis.techniques`, under the technique's key.
+        """
+
     def wrapper_options(self, config: Any) -> Mapping[str, Any]:
         """Return arguments of what wraps the model on the data axis.
 
         That is `DistributedDataParallel`, `ZeroOptimizer` or `fully_shard`, as `config.zero` says.
         """
         return {}
-
-    def lr_factor(self, step: int) -> float:
-        """Return by what the learning rate of a step is multiplied: a function of its number and the batches so far."""
-        return 1.0
-
-    def optimizer(self, kind: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what makes the job's optimizer. kind: what makes it without the technique."""
-        return kind
 
     def optimizer_arguments(self, job: Any, group: Any) -> dict[str, Any]:
         """Return further arguments of the optimizer's class.
@@ -407,6 +326,16 @@ class Extension:
         whole, and makes every update itself.
         """
         return {}
+
+    def optimizer(self, kind: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what makes the job's optimizer. kind: what makes it without the technique."""
+        return kind
+
+    def begin(self, comm: Comm, strategy: Any, done: int) -> None:
+        """Prepare the first step, on every rank of the layout. comm: all ranks. done: steps of an earlier run.
+
+        Not called with an `OwnLoop`, which has no layout.
+        """
 
     def reading(self, sampler: Any, replica: int, steps: Iterable[int]) -> AbstractContextManager[Any]:
         """Return a context that lasts until the job ends, with what makes the micro-batches in place of `sampler`.
@@ -419,6 +348,8 @@ class Extension:
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
         """Return a context that lasts while the job runs on this layout."""
         return nullcontext()
+
+    # --- each step ----------------------------------------------------------------------------------------------------
 
     def before_step(self, samples: int) -> None:
         """Note that all ranks together read `samples` samples in the next step."""
@@ -443,6 +374,10 @@ class Extension:
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss from which the backward of a micro-batch starts; not called for held-out data."""
         return loss
+
+    def lr_factor(self, step: int) -> float:
+        """Return by what the learning rate of a step is multiplied: a function of its number and the batches so far."""
+        return 1.0
 
     def after_forward_backward(self, strategy: Any, step: int) -> None:
         """Note that this rank has made its micro-batches of a step. Every rank calls it, before it sends losses."""
@@ -487,24 +422,31 @@ class Extension:
         """
         return strategy
 
-    def sizes(self, axis: Any) -> dict[str, Any]:
-        """Return numbers of a data axis on which the closed forms depend; they are in `more` of its `AxisSizes`.
+    # --- replicas that train alone, and one device --------------------------------------------------------------------
 
-        They are those of the layout in use: they are asked for before another one is `attached`, and after the last
-        step.
+    def meeting(self, replica: Replica) -> Meeting:
+        """Return what steps a rank's replica and lets it meet the others, in a technique that `trains_alone`."""
+        raise NotImplementedError
+
+    def replay(self, devices: Sequence[Any], mean: Mean) -> Replay:
+        """Return what lets replicas meet on one device. devices: has one for each, with its `job` and its `flat`."""
+        raise NotImplementedError
+
+    def reference(self, config: Any, batches: Any, observers: Sequence[Any]) -> list[float] | None:
+        """Train on one device what the job trains on many, in place of `job.equality.reference`; return the losses.
+
+        None: the technique leaves that to the job. Observers are called after every step, as on ranks.
         """
-        return {}
+        return None
 
-    def scalars(self) -> dict[str, float]:
-        """Return numbers for a checkpoint, the same on all ranks."""
-        return {}
+    def sum_of_replicas(self, bucket: ReplicaBucket) -> Any:
+        """Return the sum of a bucket of gradients over the replicas, on one device, in a technique that `sums_buckets`.
 
-    def load_scalars(self, scalars: Mapping[str, float]) -> None:
-        """Restore the numbers of `scalars`; those of other techniques are among them."""
+        It sends nothing, and is to be written independently of what the ranks do.
+        """
+        raise NotImplementedError
 
-    def state(self) -> Any:
-        """Return what a checkpoint keeps, as a value of JSON; nothing is kept of what is empty. Rank 0 calls it."""
-        return {}
+    # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def check_resume(self, checkpoint: Any) -> None:
         """Raise UsageError when the job cannot continue where a checkpoint ended. It has a `path` and a `step`."""
@@ -522,6 +464,26 @@ class Extension:
         A ValueError says what is wrong with the state.
         """
 
+    def load_scalars(self, scalars: Mapping[str, float]) -> None:
+        """Restore the numbers of `scalars`; those of other techniques are among them."""
+
+    def load_shards(self, axis: Any, shards: Mapping[str, Sequence[Any]]) -> None:
+        """Continue with the shards of a checkpoint, or of other ranks, which `shards_after` has named."""
+
+    def load_of_rank(self, axis: Any, arrays: Mapping[str, Any]) -> None:
+        """Continue with the arrays of `of_rank`."""
+
+    def load_of_axis(self, axis: Any, arrays: Mapping[str, Any]) -> None:
+        """Continue with the arrays of `of_axis`."""
+
+    def state(self) -> Any:
+        """Return what a checkpoint keeps, as a value of JSON; nothing is kept of what is empty. Rank 0 calls it."""
+        return {}
+
+    def scalars(self) -> dict[str, float]:
+        """Return numbers for a checkpoint, the same on all ranks."""
+        return {}
+
     def shards(self, axis: Any) -> dict[str, list[Any]]:
         """Return what a checkpoint keeps with the weights of a data axis, by kind: the tensor KIND/WEIGHT of each.
 
@@ -537,9 +499,6 @@ class Extension:
         """Return what `shards` returns after `done` steps: by kind the dtype, and shards whose values do not matter."""
         return {}
 
-    def load_shards(self, axis: Any, shards: Mapping[str, Sequence[Any]]) -> None:
-        """Continue with the shards of a checkpoint, or of other ranks, which `shards_after` has named."""
-
     def of_rank(self, axis: Any) -> dict[str, Any]:
         """Return arrays that this rank alone holds for a data axis, by kind, for a checkpoint; see `own_state`.
 
@@ -547,15 +506,15 @@ class Extension:
         """
         return {}
 
-    def load_of_rank(self, axis: Any, arrays: Mapping[str, Any]) -> None:
-        """Continue with the arrays of `of_rank`."""
-
     def of_axis(self, axis: Any) -> dict[str, Any]:
         """Return further arrays for a checkpoint by name, which are equal on all ranks of a data axis."""
         return {}
 
-    def load_of_axis(self, axis: Any, arrays: Mapping[str, Any]) -> None:
-        """Continue with the arrays of `of_axis`."""
+    def converted(self, model: Any, scalars: Mapping[str, float]) -> Any:
+        """Return a model of a checkpoint as it is used after the training. scalars: of the checkpoint."""
+        return model
+
+    # --- results and bytes --------------------------------------------------------------------------------------------
 
     def result(self) -> dict[str, Any]:
         """Return the entries that a job's JSON gets: of rank 0, after the last step.
@@ -575,6 +534,18 @@ class Extension:
     def header(self, result: dict[str, Any]) -> dict[str, Any]:
         """Return entries of the header of a trace, from what `result` returned."""
         return {}
+
+    def sizes(self, axis: Any) -> dict[str, Any]:
+        """Return numbers of a data axis on which the closed forms depend; they are in `more` of its `AxisSizes`.
+
+        They are those of the layout in use: they are asked for before another one is `attached`, and after the last
+        step.
+        """
+        return {}
+
+    def loss_volume(self, volume: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+        """Return the closed form (tokens, ranks) of what `loss` sends in a step where the vocabulary is split."""
+        return volume
 
     def bytes_sent(self, run: Run) -> dict[str, int]:
         """Return the payload bytes that the technique adds, of all ranks together, by purpose: the closed form.

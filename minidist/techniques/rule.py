@@ -12,7 +12,6 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from minidist.base.records import Record
 from minidist.core.base.errors import quoted
 
 Value = Callable[[Any], Any]  # of a job as the rules see it, a `config.resolved_job.ResolvedJob`
@@ -41,14 +40,16 @@ class Rule(NamedTuple):
         )
 
 
-def without_effect(settings: type[Record], name: str, effective: Value, other: str) -> Rule:
-    """Return the rule FLAG-without-effect, which refuses a flag of `settings` elsewhere. other: what it belongs to."""
-    info, flag = settings.model_fields[name], "--" + name.replace("_", "-")
-    given = flag if info.annotation is bool else f"{flag} {{{name}}}"
+def without_effect(name: str, effective: Value, other: str, *, switch: bool = False) -> Rule:
+    """Return the rule FLAG-without-effect, which refuses a setting elsewhere. other: what it belongs to.
+
+    switch: whether the flag has no value.
+    """
+    flag = "--" + name.replace("_", "-")
     return Rule(
         f"{name.replace('_', '-')}-without-effect",
-        lambda job: getattr(job, name) != info.default and not effective(job),
-        f"{given} has no effect here, because it belongs to {other}",
+        lambda job: job.is_changed(name) and not effective(job),
+        f"{flag if switch else f'{flag} {{{name}}}'} has no effect here, because it belongs to {other}",
         "add that, or leave it out",
     )
 

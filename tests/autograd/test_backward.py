@@ -19,6 +19,7 @@ from minidist.core.autograd import (
     contribution_recorder,
     no_grad,
 )
+from minidist.core.autograd.tensor import set_grad_enabled
 from minidist.core.nn import MLP, FlatParameters
 from tests.cases import each
 
@@ -208,7 +209,7 @@ def test_only_what_needs_a_gradient_is_recorded():
     assert (Tensor(np.ones((1, 2))) @ frozen).node is None
     with no_grad():
         assert (Tensor(np.ones((1, 2))) @ w).node is None
-        with ag.set_grad_enabled(True):
+        with set_grad_enabled(True):
             assert (Tensor(np.ones((1, 2))) @ w).requires_grad
     y = Tensor(np.ones((1, 2))) @ w @ frozen
     y.sum().backward()

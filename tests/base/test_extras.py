@@ -25,7 +25,6 @@ DIRECT = {
     "minidist/commands/doctor.py": "asks first",
     "minidist/comm/launched.py": "says the sentence, as a LauncherError",
     "minidist/comm/mpi/staging.py": "arrays of CuPy exist",
-    "minidist/comm/sim/choosers.py": "is given an object of hypothesis",
     "minidist/parallel/host_pool.py": "arrays of CuPy exist",
     "minidist/planning/transformers_count.py": "says how to go on without it",
     "minidist/debug/torch_ranks/": "imported by `minidist torch`, which asks first",

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from minidist import collectives
 from minidist.base.memory import account_memory
 from minidist.collectives import one_event
-from minidist.collectives.algorithms import ALGORITHMS
-from minidist.collectives.call import Call
+from minidist.collectives.algorithms import ALGORITHMS, Call
 from minidist.collectives.ring_event import FIRST_CHUNKS
 from minidist.comm import SimWorld
 from minidist.comm.sim.folded import FoldedWorld, Ports

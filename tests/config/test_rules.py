@@ -6,15 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minidist.comm import SimWorld
 from minidist.comm.launching import execute
 from minidist.commands.runner import run_comparison, run_training
 from minidist.core.base.errors import UsageError
-from minidist.core.collectives import ALGORITHMS
+from minidist.core.collectives.calls import ALGORITHMS
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.rules import RULES, as_markdown, check_rules, notices
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
 from minidist.job.equality.compare import tier_of
 from minidist.job.train.start import number_of_ranks
+from minidist.job.train.trainer import train
 from minidist.techniques import ranks_beside
 from tests.cases import absent_folders, each
 
@@ -464,6 +466,15 @@ def test_what_has_no_effect_in_a_smaller_job_is_one_line_and_the_job_runs(values
     batches = resolve_batches(config, ranks_of(config))
     check_rules(config, batches)
     assert notices(config, batches) == lines
+
+
+def test_a_program_that_trains_is_refused_what_does_not_combine():
+    """Without a command line; a setting without effect, as of a job tried in several layouts, is not refused."""
+    values = {"steps": 1, "layers": 1, "width": 8, "heads": 2, "context": 8, "data": "markov"}
+    ring = TrainConfig.make(**values, cp=2, document_separator=3)
+    with pytest.raises(UsageError, match="--document-separator 3"):
+        SimWorld(2).run(train, ring)
+    assert SimWorld(1).run(train, TrainConfig.make(**values, bucket_cap_mb=0.5))[0].losses
 
 
 def test_the_line_is_printed_and_compare_reads_the_order_of_additions_on_one_rank_too(capsys):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from minidist.base.array_interface import ArrayInterface, ArrayModule
+from minidist.base import array_interface
 
 INTERFACE = json.loads((Path(__file__).parent / "interface.json").read_text())
 UFUNCS, FUNCTIONS, METHODS = set(INTERFACE["ufuncs"]), INTERFACE["functions"], INTERFACE["methods"]
@@ -104,8 +104,8 @@ class DeviceArray(NDArrayOperatorsMixin):
             raise AttributeError(name)
         if name not in METHODS:
             raise AttributeError(f"cupy.ndarray has no attribute {name!r}")
-        if name not in BASE_METHODS and not hasattr(ArrayInterface, name):
-            raise AttributeError(f"cupy.ndarray has {name!r}, and ArrayInterface does not list it")
+        if name not in BASE_METHODS and name not in array_interface.METHODS:
+            raise AttributeError(f"cupy.ndarray has {name!r}, and METHODS does not list it")
 
         def method(*arguments, **keywords):
             check(name, METHODS[name], arguments, keywords, "method")
@@ -200,8 +200,8 @@ class DeviceArray(NDArrayOperatorsMixin):
             raise TypeError(f"cupy.linalg.{name} is not used here")
         if name not in FUNCTIONS:
             raise TypeError(f"cupy has no function {name}")
-        if name not in BASE_FUNCTIONS and not hasattr(ArrayModule, name):
-            raise TypeError(f"cupy has {name}, and ArrayModule does not list it")
+        if name not in BASE_FUNCTIONS and name not in array_interface.FUNCTIONS:
+            raise TypeError(f"cupy has {name}, and FUNCTIONS does not list it")
         keywords = {key: value for key, value in keywords.items() if key != "like"}
         check(name, FUNCTIONS[name], arguments, keywords, "function")
         out = keywords.get("out")

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from minidist.base import arrays as xp
 from minidist.base.device import LOCAL_RANKS, creating_on, cuda
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_comparison
-from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
@@ -66,7 +66,7 @@ JOBS = [
     (2, {"dp": 2, "compression": "qsgd:4"}),
     (2, {"dp": 2, "compression": "powersgd:2"}),
     (2, {"dp": 2, "zero": 3, "sparsity": 0.5, "sparsity_schedule": "1,2"}),
-    (2, {"dp": 2, "sparsity_pattern": "2:4", "sparsity_schedule": "1,2"}),
+    (2, {"dp": 2, "sparsity_pattern": "2:4", "sparsity_schedule": "1"}),
     (2, {"pp": 2, "clip": 1.0, "microbatches": 2}),
     (2, {"dp": 2, "model": "cnn", "data": "glyphs", "batch_norm": "sync"}),
     (2, {"dp": 2, "quantize": "int8", "evaluate_every": 1}),
@@ -155,9 +155,9 @@ def test_the_stand_in_is_as_strict_as_cupy():
             attempt()
     with pytest.raises(AttributeError, match="no attribute 'itemset'"):
         a.itemset(0)
-    with pytest.raises(AttributeError, match="ArrayInterface does not list it"):
+    with pytest.raises(AttributeError, match="METHODS does not list it"):
         a.diagonal()
-    with pytest.raises(TypeError, match="ArrayModule does not list it"):
+    with pytest.raises(TypeError, match="FUNCTIONS does not list it"):
         np.roll(a, 1)
     assert isinstance(a.sum(), DeviceArray)
     assert a.T.base is a

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minidist.base import arrays as xp
 from minidist.base import meta_kernels
 from minidist.base.meta import MetaArray
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.autograd.ops.attention import causal_attention
 from minidist.core.autograd.ops.layer_norm import layer_norm
 from minidist.core.autograd.ops.linear import gelu_with_derivative
-from minidist.core.base import arrays as xp
 from minidist.core.nn import FlatParameters, Linear
 from minidist.core.optim import AdamW
 from minidist.optim.adam import Adam

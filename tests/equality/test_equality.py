@@ -9,7 +9,7 @@ from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.equality.reference import reference
 from minidist.job.train.trainer import train
-from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
+from minidist.techniques.parameter_server.loop import compare_served, serve_and_keep
 from tests.cases import each
 from tests.jobs import train_in_closed_form
 

@@ -303,3 +303,23 @@ def test_what_is_left_open_is_said():
     assert re.match(r"rank 0: its send to rank 1, tag 4, \d+ B, at \S+test_messages.py:\d+ was never received", lost)
     assert "tag 5" in unwaited
     assert seeded(0)([1]) == 0
+
+
+def test_a_buffer_is_the_program_s_again_after_the_wait():
+    """Its message has been matched before the wait, or has been cancelled."""
+
+    def main(comm, MPI):
+        array, into, other = np.ones(4), np.empty(4), 1 - comm.rank
+        for _ in range(2):
+            request = comm.Irecv(into, other)
+            comm.Barrier()  # so that the receive is there before the send
+            comm.Send(array, other)
+            request.Wait()
+            array, into = into, array
+        request = comm.Irecv(array, other, 9)
+        request.Cancel()
+        request.Wait()
+        comm.Sendrecv_replace(array, other, source=other)
+        comm.Recv(array, MPI.PROC_NULL)
+
+    on_ranks(2, main)

@@ -10,7 +10,8 @@ import pytest
 
 from minidist.base.coordinates import batch_coordinates
 from minidist.comm import SimWorld
-from minidist.core.autograd import Parameter, Tensor, WeightGradStore
+from minidist.core.autograd import Parameter, Tensor
+from minidist.core.autograd.backward import WeightGradStore
 from minidist.core.nn import FlatParameters, Linear, Sequential
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage
 from minidist.course.museum import jobs, pipelines, split_jobs

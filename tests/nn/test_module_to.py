@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from minidist.base import arrays as xp
 from minidist.base.coordinates import batch_coordinates
 from minidist.base.device import creating_on, device_of
 from minidist.base.meta import MetaArray, NoDevice
 from minidist.comm import SimWorld
 from minidist.core.autograd import AutogradError, Tensor, cross_entropy
-from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import GPT, MLP, GPTConfig
 from minidist.nn import CNN

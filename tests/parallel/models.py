@@ -6,7 +6,7 @@ from minidist.base.coordinates import batch_coordinates
 from minidist.core.autograd import contribution_recorder
 from minidist.core.nn import GPT, GPTConfig
 from minidist.core.nn.flat import FlatParameters
-from minidist.job.equality.gradient_order import GradientOrder, add_in_order
+from minidist.job.equality.gradient_order import GradientOrder
 from minidist.optim import block_square_sums, clip_coefficient, norm_from_blocks, scale_gradients_
 
 ROWS, LENGTH, VOCAB = 2, 5, 11
@@ -34,6 +34,10 @@ def loss_of(model, step, number, count):
         return model(*batch(step, number), float(count * ROWS * LENGTH))
 
 
+def add_in_order(sites, order):
+    return order.add("", sites)
+
+
 def one_device(
     make_optimizer, replicas, local, synchronize_each, steps=2, clip=None, model=None, units=None, add=add_in_order
 ):
@@ -46,7 +50,7 @@ def one_device(
     model = model or small_gpt()
     flat = FlatParameters(model.parameters())
     optimizer = make_optimizer(flat)
-    order = GradientOrder(replicas, (tuple(range(local)),), synchronize_each)
+    order = GradientOrder(replicas, synchronize_each)
     for step in range(steps):
         caught = []
         for number in range(replicas * local):

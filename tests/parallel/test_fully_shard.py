@@ -19,7 +19,6 @@ from minidist.core.comm import LinkModel, init_device_mesh
 from minidist.core.nn import Linear, Module, Sequential
 from minidist.core.optim import AdamW
 from minidist.core.parallel.fsdp import FSDPState, FSDPUnit, fully_shard, sharded_parameters, shards_of
-from minidist.job.equality.gradient_order import add_in_order
 from minidist.nn import checkpoint
 from minidist.optim import SGD
 from minidist.parallel import CPUOffloadPolicy, HostPool, gather_tensors
@@ -28,7 +27,7 @@ from minidist.parallel.shards import clip_shards_
 from minidist.parallel.unreduced import UnusedParameterError
 from minidist.planning import block_bytes
 from tests.cases import each
-from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
+from tests.parallel.models import LENGTH, ROWS, add_in_order, assert_same, loss_of, one_device, small_gpt
 
 OPTIMIZERS = {"adam": (AdamW, {"lr": 0.01, "weight_decay": 0.1}), "sgd": (SGD, {"lr": 0.1, "momentum": 0.9})}
 FROZEN = ("wpe", "h.0.mlp", "h.1", "ln_f")

@@ -13,7 +13,7 @@ from minidist.job.train.trainer import train
 from minidist.optim.exact_sums import LIMBS
 from minidist.parallel import LayerSums
 from minidist.parallel.layer_sums import layer_sums_volume
-from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
+from minidist.techniques.parameter_server.loop import compare_served, serve_and_keep
 from tests.cases import each
 from tests.equality.test_equality import verdict
 from tests.jobs import SMALL_GPT, train_in_closed_form

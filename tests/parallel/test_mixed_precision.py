@@ -18,7 +18,7 @@ from minidist.core.autograd import contribution_recorder
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import AdamW
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
-from minidist.job.equality.gradient_order import GradientOrder, add_in_order
+from minidist.job.equality.gradient_order import GradientOrder
 from minidist.optim import DynamicLossScaler, block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.parallel import agree_on_overflow, gather_tensors, scaled_step
 from minidist.parallel.data_parallel import DistributedDataParallel
@@ -58,7 +58,7 @@ def in_order_of(each, by_block, dtype, replicas, local, steps, clip, frozen):
     """Contributions in half precision, added in the declared order; then the same end of a step, written out."""
     model, scaler = small_gpt(frozen=frozen, dtype=named_dtype(dtype)), scaler_of(dtype)
     flat = FlatParameters(model.parameters())
-    optimizer, order = AdamW(flat, **ADAM), GradientOrder(replicas, (tuple(range(local)),), each)
+    optimizer, order = AdamW(flat, **ADAM), GradientOrder(replicas, each)
     for step in range(steps):
         caught = []
         for number in range(replicas * local):
@@ -71,7 +71,7 @@ def in_order_of(each, by_block, dtype, replicas, local, steps, clip, frozen):
         flat.zero_grad()
         for parameter in flat.parameters:
             if parameter.requires_grad:
-                parameter.grad = add_in_order([c.get(parameter, []) for c in caught], order)
+                parameter.grad = order.add("", [c.get(parameter, []) for c in caught])
         overflow = scaler is not None and not all_finite(flat.grad)
         if not overflow:
             optimizer.grad_scale = 1.0 if scaler is None else 1 / scaler.scale

@@ -11,7 +11,7 @@ from minidist.job.train.trainer import train
 from minidist.optim import Muon
 from minidist.parallel import WholeMatrices
 from minidist.parallel.whole_matrices import muon_volume
-from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
+from minidist.techniques.parameter_server.loop import compare_served, serve_and_keep
 from tests.cases import each
 from tests.equality.test_equality import verdict
 from tests.jobs import train_in_closed_form

@@ -1,5 +1,8 @@
 """Batches that change while a job trains: equal to one device that is told them, resumed, counted in closed form."""
 
+from math import inf
+from types import SimpleNamespace
+
 import pytest
 
 from minidist.comm import SimWorld
@@ -104,6 +107,16 @@ def test_a_growing_batch_in_a_pipeline_is_evaluated_on_the_first_one():
     assert piped.runs == flat.runs
     assert piped.losses == pytest.approx(flat.losses, rel=1e-9)
     assert piped.held_out == pytest.approx(flat.held_out, rel=1e-9)
+
+
+def test_an_adaptive_batch_follows_the_noise_scale():
+    values = {**GROWS, "global_batch": 16, "accumulation": 2, "adaptive_batch": 80}
+    plan, sizes = VaryingPlan(*config_of(**values)[:2], SimpleNamespace()), []
+    for scale in (3.0, 26.0, 500.0, inf, 5.0):
+        plan.noise.simple = scale
+        plan.grow()
+        sizes.append(plan.next().shares.samples)
+    assert sizes == [16, 24, 48, 80, 80]
 
 
 def test_a_pipeline_takes_over_the_multiple_below_a_saved_batch():

@@ -18,8 +18,7 @@ from minidist.job.train.job import build
 from minidist.job.train.recipe import parallelize
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes
-from minidist.techniques.compression.qsgd import QSGD
-from minidist.techniques.compression.sign import Sign
+from minidist.techniques.compression.elementwise import QSGD, Sign
 from tests.cases import each
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "global_batch": 12, "bucket_cap_mb": 0.004, "lr": 1e-2}

@@ -10,11 +10,12 @@ from minidist.base.coordinates import Key, normal
 from minidist.collectives.closed_forms import volume
 from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter, Tensor
+from minidist.core.base import hooks
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.base.trace import purpose
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.parallel.data_parallel import make_buckets, new_guard
+from minidist.core.parallel.data_parallel import make_buckets
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.techniques.compression import (
     NAMES,
@@ -42,7 +43,7 @@ def hooked(comm, make, gradients, shapes):
     first = gradients(comm.rank)[0]
     parameters = [Parameter(np.zeros(shape, first.dtype), name=f"p{i}") for i, shape in enumerate(shapes)]
     flat = FlatParameters(parameters)
-    (bucket,) = make_buckets(flat, 1e9, new_guard("avg", comm))
+    (bucket,) = make_buckets(flat, 1e9, hooks.guard("avg", comm))
     state, results = make(comm), []
     for gradient in gradients(comm.rank):
         bucket.buffer[...] = gradient

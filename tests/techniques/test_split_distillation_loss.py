@@ -7,8 +7,11 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base.errors import ShapeError
 from minidist.core.parallel.tensor_parallel import padded_vocab_size, vocab_parallel_cross_entropy, vocab_range
-from minidist.techniques.distillation.loss import distillation_loss
-from minidist.techniques.distillation.split_loss import distillation_volume, vocab_parallel_distillation_loss
+from minidist.techniques.distillation.loss import (
+    distillation_loss,
+    distillation_volume,
+    vocab_parallel_distillation_loss,
+)
 from tests.cases import each
 
 

@@ -25,7 +25,7 @@ from minidist.job.train.start import number_of_ranks
 from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.job.train.trainer import train
 from minidist.job.train.update import NonFiniteError
-from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
+from minidist.techniques.parameter_server.loop import compare_served, serve_and_keep
 from minidist.techniques.parameter_server.ranks import parameter_server_bytes
 from tests.cases import each
 
@@ -247,8 +247,9 @@ def tensors_of(path):
 
 def test_a_checkpoint_resumes_with_servers_or_without(tmp_path):
     """2 + 2 steps are 4, bit for bit, whichever half has servers: the checkpoint names tensors, not ranks."""
-    common = {"optimizer": "adam", "warmup": 3, "reduction": "ordered", "global_batch": 6, "dropout": 0.1}
-    ways = {"ps": (5, {"servers": 2}), "dp": (3, {"strategy": "auto"}), "zero": (3, {"strategy": "auto", "zero": 1})}
+    common = {"optimizer": "adam", "warmup": 3, "global_batch": 6, "dropout": 0.1}
+    alone = {"strategy": "auto", "reduction": "ordered"}
+    ways = {"ps": (5, {"servers": 2}), "dp": (3, alone), "zero": (3, {**alone, "zero": 1})}
 
     def run(way, path, steps, resume):
         ranks, values = ways[way]

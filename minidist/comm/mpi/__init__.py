@@ -6,9 +6,8 @@ start.py        the start of MPI on all processes
 execute.py      a rank from its start to the results on rank 0
 agreement.py    what must be equal on all processes is compared
 membership.py   the members of a communicator agree before MPI makes it
-stream.py       what is remembered of a message between its post and its wait
 staging.py      copies between a GPU and the host
-waits.py        what a rank waits in
+waits.py        what is remembered of a message between its post and its wait, and what a rank waits in
 watchdog.py     reports operations that are pending for too long
 hints.py        the probable cause of a hang
 interrupts.py   Ctrl-C

@@ -31,7 +31,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any
 
 from minidist.comm.launched import has_launcher
 
@@ -68,30 +68,6 @@ def _wait_for_the_thread(number: int, frame: FrameType | None) -> None:
     """Do nothing: the thread ends the process."""
 
 
-class Interruptible(Protocol):
-    """What the thread asks of its rank's world, and how it ends the job."""
-
-    def waits_in_mpi(self) -> bool:
-        """Return whether the main program waits for other ranks."""
-        ...
-
-    def note_interrupt(self, computes: bool) -> bool:
-        """Note whether this rank computes after Ctrl-C; return whether another rank of the host does."""
-        ...
-
-    def end_interrupted(self) -> None:
-        """End the job: the main program waits in MPI, and cannot be interrupted."""
-        ...
-
-    def end_terminated(self) -> None:
-        """End this process: Open MPI's mpiexec has sent SIGTERM."""
-        ...
-
-    def end_orphaned(self) -> None:
-        """End this process: its launcher has ended."""
-        ...
-
-
 class Chance:
     """Says whether the main program could have been interrupted since this was made."""
 
@@ -122,12 +98,12 @@ class Chance:
 
 
 class InterruptWatch:
-    """Ends the job from a thread when SIGINT has come and the main program waits in MPI.
+    """Ends the job of an `MPIWorld` from a thread when SIGINT has come and the main program waits in MPI.
 
     A program with another handler for a signal, or in another thread than the main one, is left alone.
     """
 
-    def __init__(self, world: Interruptible) -> None:
+    def __init__(self, world: Any) -> None:
         self.world = world
         self.parent, self.launched = os.getppid(), has_launcher()
         self.terminates = False

@@ -1,26 +1,54 @@
-"""What a rank of the MPI world does, and what it waits in: what its watchdog writes down.
+"""What a rank of the MPI world waits in: messages, streams, other ranks; and how its watchdog writes that down.
 
-Proved by: tests/comm/mpi/test_failures.py
+Proved by: tests/comm/test_conformance.py, tests/comm/mpi/test_failures.py
 """
 
 import sys
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple
 
-from minidist.base.traces import MessageEvent, Trace
-from minidist.comm.call_log import CallLog
+import numpy as np
+
+from minidist.base.traces import MessageEvent
 from minidist.comm.call_site import CallSite, call_site
-from minidist.comm.communicator import Claim
-from minidist.comm.mpi.stream import MPIRequest, Stream
+from minidist.comm.message_checks import CheckedMessages
 from minidist.comm.program_lines import call_site_of_thread
+from minidist.comm.tags import describe
 from minidist.comm.waiting import error_line, without_checksums
 from minidist.core.base.fibers import Fiber
 from minidist.core.comm.communicator import ANY, PointToPoint, Request, Work
 
-_FIELDS = tuple(field.name for field in fields(MessageEvent))
+_FIELDS = tuple(one.name for one in fields(MessageEvent))
 _values = attrgetter(*_FIELDS)
+
+
+@dataclass(slots=True, eq=False)
+class MPIRequest(Request):
+    """A request and what the MPI world must remember, and keep alive, until it has been waited for."""
+
+    comm: CheckedMessages
+    site: CallSite
+    event: MessageEvent
+    buffer: np.ndarray  # the array, or its copy on the host
+    checksum: int | None = field(default=None, init=False)  # of what is sent
+    header: bytes | bytearray | None = field(default=None, init=False)
+    header_request: Any = field(default=None, init=False)
+    payload: Any = field(default=None, init=False)  # MPI's request; None until the header has come
+    describe = describe
+
+
+class Stream:
+    """The execution context of a communicator's asynchronous work on this rank."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.fiber: Fiber | None = None
+        self.queue: deque[Work] = deque()
+        self.resumed = 0  # how often it has run
+        self.waiting: MPIRequest | None = None
 
 
 class Entering:
@@ -59,36 +87,10 @@ class Returned:
 Wait = Request | Work | Entering | tuple[Any, ...] | Returned | None  # a tuple: the arguments of an Exchanging
 
 
-class Watched(Protocol):
-    """What the watchdog's thread reads of its rank's world."""
-
-    rank: int
-    size: int
-    thread: int  # that of the main program
-    state: str  # "starting" | "computing" | "returned"
-    place: str  # where the program says that it is
-    waiting: Wait  # of the main program
-    handling: BaseException | None  # the exception that led into the wait
-    active: list[Stream]
-    trace: Trace
-    logs: dict[str, CallLog]  # of the collective calls, by communicator
-    made: dict[str, Claim]  # communicators, also the one that is being made
-    main: Fiber
-
-    @property
-    def completed(self) -> int:
-        """A number that grows with each message."""
-        ...
-
-    def abort(self, code: int) -> NoReturn:
-        """End this process, and the job."""
-        ...
-
-
-def state_of(world: Watched, silence: float = 0.0) -> dict[str, object]:
+def state_of(world: Any, silence: float = 0.0) -> dict[str, object]:
     """Return what a rank does now: rank, state, peers, and what it waits in, with the line. Called in any thread.
 
-    silence: seconds for which it has computed without a message.
+    world: the `MPIWorld` of the rank. silence: seconds for which it has computed without a message.
     """
     state: dict[str, object] = {"rank": world.rank, "state": world.state, "peers": []}
     if world.state != "computing":
@@ -109,7 +111,7 @@ def doing(state: Mapping[str, Any]) -> str:
     return str(state["what"]) if "what" in state else "waits for all ranks to start"
 
 
-def _waiting(world: Watched, silence: float) -> dict[str, object]:
+def _waiting(world: Any, silence: float) -> dict[str, object]:
     now = world.waiting
     waiting = Exchanging._make(now) if isinstance(now, tuple) else now
     if waiting is None:
@@ -142,7 +144,7 @@ def _waiting(world: Watched, silence: float) -> dict[str, object]:
     return state | {"state": "waiting", "what": what}
 
 
-def _site(world: Watched) -> CallSite:
+def _site(world: Any) -> CallSite:
     """Return where the main program is. While a stream runs, the main program's stack is its greenlet's."""
     return call_site_of_thread(world.thread, world.main.gr_frame)
 

@@ -23,7 +23,7 @@ from minidist.comm.call_site import CallSite
 from minidist.comm.communicator import Claim
 from minidist.comm.mpi.hints import History, hints
 from minidist.comm.mpi.job_folder import JobFolder
-from minidist.comm.mpi.waits import Watched, as_dict, doing, state_of
+from minidist.comm.mpi.waits import as_dict, doing, state_of
 from minidist.comm.waiting import Waiting, circle_text, find_cycle
 
 INTERVAL = 1.0  # seconds between two looks
@@ -32,7 +32,7 @@ INTERVAL = 1.0  # seconds between two looks
 class Watchdog:
     """Watches one rank of an MPIWorld until `stop()`. Its thread outlives every error but the end of the process."""
 
-    def __init__(self, world: Watched, timeout: float, folder: JobFolder) -> None:
+    def __init__(self, world: Any, timeout: float, folder: JobFolder) -> None:
         self.world, self.timeout, self.folder = world, timeout, folder
         self.interval = min(INTERVAL, timeout / 4)
 

@@ -33,8 +33,8 @@ from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_log import Call, CallLog
 from minidist.comm.call_site import NOWHERE, CallSite, FindsLines, call_site
-from minidist.comm.communicator import CheckedComm, Claim
-from minidist.comm.errors import BufferReuseError, UnmatchedMessageError, UnwaitedRequestError
+from minidist.comm.communicator import CheckedComm, Claim, second_thread, unwaited
+from minidist.comm.errors import BufferReuseError, UnmatchedMessageError
 from minidist.comm.has_run import LAZY, check_takes_comm, has_run, with_remedies
 from minidist.comm.header import (
     EQUAL_BYTES,
@@ -61,8 +61,7 @@ from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_
 from minidist.comm.mpi.membership import Membership
 from minidist.comm.mpi.staging import fetch, is_device_array, pinned_like, put
 from minidist.comm.mpi.start import Starting, abort, meet, start_limit
-from minidist.comm.mpi.stream import MPIRequest, Stream
-from minidist.comm.mpi.waits import Entering, Returned, Wait, doing, state_of
+from minidist.comm.mpi.waits import Entering, MPIRequest, Returned, Stream, Wait, doing, state_of
 from minidist.comm.mpi.watchdog import Watchdog
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base import arrays as xp
@@ -175,9 +174,7 @@ class MPIWorld(FindsLines):
         # What this rank alone can see: a request that was never waited for.
         self.state = "returned"
         for item in self.unwaited.values():
-            raise UnwaitedRequestError(
-                f"rank {self.rank}: its {item.describe()} was never waited for; call wait() on every request"
-            )
+            raise unwaited(self.rank, item)
 
         # A communicator that another rank makes of other members than this rank did.
         self.membership.take()
@@ -329,7 +326,7 @@ class MPIWorld(FindsLines):
             request.buffer = fetch(array) if kind == "send" else pinned_like(array)
         if nonblocking:
             self.unwaited[id(request)] = request
-        if self.check_buffers and (nonblocking or self.open.start_of):
+        if self.check_buffers and (nonblocking or self.open.use_of):
             self.open.add(self.rank, request, nonblocking)
 
         if tag > self.highest_tag:
@@ -406,10 +403,7 @@ class MPIWorld(FindsLines):
     def cannot_be_used(self, comm: PointToPoint, site: CallSite) -> UsageError:
         """Return why a communicator has no messages: it is used after the run, or in another thread."""
         if threading.get_ident() != self.thread:
-            return UsageError(
-                f"rank {self.rank}: {comm.name} is used in a second thread, at {site}; communicate only in the thread"
-                " that calls the rank's program, and use async_op=True to overlap"
-            )
+            return second_thread(comm, site)
         return UsageError(
             f"rank {self.rank}: {comm.name} is used after its run has ended, at {site}; communicate only inside the"
             " function that launch runs"
@@ -516,7 +510,7 @@ class MPIWorld(FindsLines):
             raise changed(self.rank, request.describe(), call_site(sys._getframe(1), NOWHERE))
         if receiving and request.header is not None and has_checksum(request.header):
             self._compare_payload(request)
-        if self.open.start_of:
+        if self.open.use_of:
             self.open.close(request)
         if receiving:
             self.received[event.peer] += 1

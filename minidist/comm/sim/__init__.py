@@ -2,16 +2,12 @@
 
 sim_world.py         the world that programs run in: it checks and records messages
 folded.py            one rank of each class runs, and stands for all of them
-state.py            the state of a run that these share
-watched.py          the messages of a run: receives from any rank, and watchers
+watched.py          the state and the messages of a run: receives from any rank, and watchers
 choosers.py          which message a wildcard receive gets
-nodes.py             ranks that the fastest links join
 checks.py            what watches the messages of a run
 process_state.py     random generators and the running event loop, of each rank
 failures.py          ranks that are killed on purpose
-deadlock_report.py   what a deadlock error says
-deadlock_hints.py    what the program of a deadlock probably meant
+deadlock_report.py   what a deadlock error says, and what its program probably meant
 look_ahead.py        what the ranks would have called next, after two calls that differ
 hang_watchdog.py     stops a rank that computes without end
-ended.py             a communicator when its run is over
 """

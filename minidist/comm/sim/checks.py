@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.communicator import Claim, unlike_claims
 from minidist.comm.header import compare, dtype_name, header_of, is_of_replicas
 from minidist.comm.message_checks import OWN_TAG
-from minidist.comm.sim.state import RunState
+from minidist.comm.sim.watched import RunState
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.fibers import current
@@ -171,7 +171,7 @@ class BufferWatch:
     def posted(self, request: LocatedRequest) -> None:
         """Raise when the memory is that of another message or work; watch it while other code runs."""
         stream, rank, nonblocking = request.stream, request.stream.rank, request.nonblocking
-        if nonblocking or self.open[rank].start_of:
+        if nonblocking or self.open[rank].use_of:
             # A buffered send has left its buffer at once, which may be freed before the wait.
             leaves = request.kind == "send" and request.nbytes <= self.state.eager_limit
             self.open[rank].add(rank, request, nonblocking and not leaves)
@@ -198,11 +198,12 @@ class BufferWatch:
         return True
 
     def verify(self, request: LocatedRequest) -> None:
-        """Raise BufferReuseError when the buffer of a message is not as it was."""
+        """Raise BufferReuseError, with the line that its rank has come to, when a message's buffer is not as it was."""
         watched = self.watched.get(request)
         # A buffered send holds a copy: its array may be written.
         if watched is not None and watched.array is request.array and contents(request.array) != watched.contents:
-            self._raise_changed(request)
+            rank = request.stream.rank
+            raise changed(rank, request.describe(), self.line_of(rank))
 
     def waiting(self, request: LocatedRequest) -> None:
         """Note that the program waits for a message, and runs no other code."""
@@ -220,11 +221,6 @@ class BufferWatch:
         watched = self.watched.pop(request, None)
         if watched is not None and watched.arrived is not None and request.error is None:
             request.array[...] = watched.arrived
-
-    def _raise_changed(self, request: LocatedRequest) -> NoReturn:
-        """Raise the error for a message whose buffer is not as it was, with the line that its rank has come to."""
-        rank = request.stream.rank
-        raise changed(rank, request.describe(), self.line_of(rank))
 
     def line_of(self, rank: int) -> CallSite:
         """Return the line at which the main program of a rank is; NOWHERE when it has ended or cannot be seen."""

@@ -10,13 +10,13 @@ Proved by: tests/comm/sim/test_choosers.py
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from minidist.base.traces import Trace
-from minidist.comm.sim.state import Candidate, Chooser, earliest
+from minidist.comm.sim.watched import Candidate, Chooser, earliest
 from minidist.core.base.errors import MismatchError
 
-__all__ = ["Candidate", "Chooser", "drawn", "earliest", "explore", "replay", "seeded"]
+__all__ = ["Candidate", "Chooser", "earliest", "explore", "replay", "seeded"]
 
 T = TypeVar("T")
 
@@ -25,13 +25,6 @@ def seeded(seed: int) -> Chooser:
     """Return a chooser of a random order, the same for the same seed."""
     generator = random.Random(seed)
     return lambda candidates: generator.randrange(len(candidates))
-
-
-def drawn(data: Any) -> Chooser:
-    """Return a chooser that lets hypothesis draw and shrink the order: `data` is a `hypothesis.strategies.data()`."""
-    from hypothesis import strategies
-
-    return lambda candidates: data.draw(strategies.integers(0, len(candidates) - 1), label="wildcard choice")
 
 
 def replay(traces: Sequence[Trace]) -> Chooser:

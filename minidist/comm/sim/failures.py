@@ -24,8 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from minidist.comm.sim.state import RunState
-from minidist.comm.sim.watched import take
+from minidist.comm.sim.watched import RunState, take
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.fibers import FiberExit, throw

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from minidist.comm.sim.checks import UnlikeCalls
-from minidist.comm.sim.state import RunState
+from minidist.comm.sim.watched import RunState
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.fibers import FiberExit

@@ -4,7 +4,8 @@
     watchers   compare what ranks call, watch the memory in flight, record, kill ranks (comm/sim/checks.py, failures.py)
     the run    ends a rank that hangs, gives each rank the process's random generators, refuses use after its end
 
-Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py, tests/comm/test_conformance.py
+Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py, tests/comm/test_conformance.py,
+tests/collectives/test_two_level.py
 """
 
 import sys
@@ -17,18 +18,17 @@ import numpy as np
 
 from minidist.base.interrupts import interruptible
 from minidist.base.limits import check_number, check_whole
-from minidist.comm.call_site import NOWHERE, FindsLines, call_site
-from minidist.comm.communicator import CheckedComm
-from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError, UnwaitedRequestError
+from minidist.base.traces import Trace
+from minidist.comm.call_site import NOWHERE, CallSite, FindsLines, call_site
+from minidist.comm.communicator import CheckedComm, second_thread, unwaited
+from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError
 from minidist.comm.has_run import LAZY, check_takes_comm, has_run, with_remedies
 from minidist.comm.header import check_checks, check_record
 from minidist.comm.message_checks import CheckedCall
 from minidist.comm.sim.checks import KEPT_CALLS, BufferWatch, CallWatch, Lines, Recorder, Totals
-from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
 from minidist.comm.sim.process_state import ProcessState
-from minidist.comm.sim.state import Chooser, RunState, earliest
-from minidist.comm.sim.watched import AnySource, Watched
+from minidist.comm.sim.watched import AnySource, Chooser, RunState, Watched, earliest
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import DeadlockError, MismatchError, RankDeadError, UsageError, quoted
 from minidist.core.base.fibers import FiberExit
@@ -238,9 +238,7 @@ class SimWorld(FindsLines, Sim):
 
         # A request or a work whose `wait` was not called.
         for rank, item in state.items_unwaited():
-            raise UnwaitedRequestError(
-                f"rank {rank}: its {item.describe()} was never waited for; call wait() on every request"
-            )
+            raise unwaited(rank, item)
         if self.watchdog and self.watchdog.error:  # raised in a rank that caught it
             raise self.watchdog.error
 
@@ -368,10 +366,25 @@ class SimWorld(FindsLines, Sim):
         return super().wait_work(work)
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:
-        """Return the places in `members` of the ranks that the fastest links join, node by node."""
-        from minidist.comm.sim.nodes import nodes_of
+        """Return the places in `members` (world ranks) node by node: ranks joined by the cheapest links form a node.
 
-        return nodes_of(self.links, members)
+        With uniform links all ranks are one node.
+        """
+        # (alpha, beta) of each pair of places; with uniform links the table is empty, and all ranks end in one node.
+        links, places = self.links, range(len(members))
+        pairs = [(i, j) for i in places for j in places if i != j] if links.link else []
+        costs = {(i, j): links.cost(members[i], members[j]) for i, j in pairs}
+        fastest = min(costs.values(), key=lambda cost: cost[::-1], default=None)  # beta counts first, then alpha
+
+        # A rank joins the first node whose first rank is joined to it by the fastest link.
+        nodes: list[list[int]] = []
+        for i in places:
+            near = next((node for node in nodes if costs.get((node[0], i)) == fastest), None)
+            if near is None:
+                nodes.append([i])
+            else:
+                near.append(i)
+        return nodes
 
     # communicators and calls ------------------------------------------------------------------------------------------
 
@@ -395,9 +408,41 @@ class SimWorld(FindsLines, Sim):
             self.hub.switch()
 
 
-def second_thread(comm: Any, site: Any) -> UsageError:
-    """Return the error for a communicator that another thread than the ranks' uses."""
+class EndedWorld:
+    """Stands for the world of a run that is over: it has the record, and an error for all else.
+
+    def main(comm): kept.append(comm)
+    SimWorld(2).run(main)
+    kept[0].trace                    the record can be read
+    all_reduce(kept[0], array)       UsageError: no other rank runs; on one rank it would return without an error
+    """
+
+    kind = "simulated"
+
+    def __init__(self, traces: Sequence[Trace], end_time: float) -> None:
+        self.traces, self.end_time = traces, end_time
+
+    def trace_of(self, comm: PointToPoint) -> Trace:
+        """Return the record of the rank that `comm` belonged to."""
+        return self.traces[comm.members[comm.rank]]
+
+    def time(self) -> float:
+        """Return the virtual time at which the run ended."""
+        return self.end_time
+
+    def post_or_wait(self, first: Any, *_: Any) -> Any:
+        """Refuse a message, or the wait for one, of something else that a program has kept."""
+        raise used_after_run(call_site(sys._getframe(1)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise used_after_run(call_site(sys._getframe(1)))
+
+
+def used_after_run(site: CallSite) -> UsageError:
+    """Return the error for a communicator, or a request of one, that is used after its run."""
     return UsageError(
-        f"rank {comm.members[comm.rank]}: {comm.name} is used in a second thread, at {site}; communicate only in the"
-        " thread that calls the rank's program, and use async_op=True to overlap"
+        f"a communicator is used after its run has ended, at {site}; communicate only inside the function that the run "
+        "calls, on the communicator that it is given"
     )

@@ -1,4 +1,4 @@
-"""The messages of a run: receives from any rank, and whoever watches.
+"""The messages of a run and its state: receives from any rank, and whoever watches.
 
 A receive from any rank waits until no stream can run, and then a chooser decides; until then more messages may come. A
 receive by name that was posted after one from any rank, and fits the same messages, lets it choose first:
@@ -19,14 +19,52 @@ Proved by: tests/comm/sim/test_choosers.py, tests/comm/sim/test_world.py, tests/
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, NamedTuple
 
-from minidist.comm.sim.state import Candidate, RunState
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.trace import current_purpose
 from minidist.core.comm.communicator import ANY, Request, Work
-from minidist.core.comm.sim.matching import Key, Matching, SimRequest
+from minidist.core.comm.sim.matching import Key, Matching, SimRequest, SimState
+
+
+class Candidate(NamedTuple):
+    """A possible match: `receiver` (world rank) would get the oldest message of `sender`, ready at virtual `time`.
+
+    context, tag: of the receive; a rank may have several wildcard receives open.
+    """
+
+    time: float
+    receiver: int
+    sender: int
+    context: str = ""
+    tag: int = 0
+
+
+Chooser = Callable[[Sequence[Candidate]], int]  # which of the candidates a receive from any rank gets
+
+
+def earliest(candidates: Sequence[Candidate]) -> int:
+    """Choose the message that is there first; ties by receiver, then sender. The default."""
+    return min(range(len(candidates)), key=candidates.__getitem__)
+
+
+@dataclass(eq=False)
+class RunState(SimState):
+    """One run of a `SimWorld`."""
+
+    chooser: Chooser = earliest
+    eager_limit: int = -1  # sends of at most this size in bytes are buffered; -1: none, not even an empty one
+    returned: set[int] = field(default_factory=set)
+    dead: dict[int, float] = field(default_factory=dict)  # when each killed rank died
+    unwaited: dict[int, Request | Work] = field(default_factory=dict)  # by id: those that no wait was called for
+
+    def items_unwaited(self) -> list[tuple[int, Request | Work]]:
+        """Return what no wait was called for, each with its rank, in their order."""
+        ranks = ((item.comm.members[item.comm.rank], item) for item in self.unwaited.values())
+        return sorted(ranks, key=itemgetter(0))
 
 
 class AnySource(Matching):

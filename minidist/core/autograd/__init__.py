@@ -12,15 +12,7 @@ ops/               the operations, one file each, with their gradients
 
 from typing import TYPE_CHECKING
 
-from minidist.core.autograd.backward import (
-    BackwardPass,
-    WeightGradStore,
-    backward,
-    backward_hook,
-    backward_hooks,
-    current_pass,
-    map_tensors,
-)
+from minidist.core.autograd.backward import BackwardPass, backward, backward_hook, backward_hooks, current_pass
 from minidist.core.base.lazy import lazy_imports
 
 import minidist.core.autograd.ops.linear  # isort: skip  sets operators of a tensor
@@ -32,14 +24,6 @@ if TYPE_CHECKING:
     from minidist.core.autograd.ops.layer_norm import layer_norm
     from minidist.core.autograd.ops.linear import embedding, gelu, linear, matmul
     from minidist.core.autograd.parameter import BackwardObserver, Parameter
-    from minidist.core.autograd.tensor import (
-        Node,
-        Tensor,
-        contribution_recorder,
-        is_grad_enabled,
-        no_grad,
-        record,
-        set_grad_enabled,
-    )
+    from minidist.core.autograd.tensor import Node, Tensor, contribution_recorder, is_grad_enabled, no_grad, record
     from minidist.core.base.errors import AutogradError, DtypeError, ShapeError, VersionError
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

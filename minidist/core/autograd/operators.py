@@ -17,7 +17,6 @@ from typing import Any
 from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.arrays import downcast, is_half, upcast
 from minidist.core.base.errors import ShapeError, quoted
 
 
@@ -64,7 +63,7 @@ def operand(x: Tensor) -> Tensor:
     except AttributeError:
         hooks.wrong_arguments().refuse_operand(x)
         raise
-    return hooks.precision().HalfOperand(x) if dtype.itemsize == 2 and is_half(dtype) else x
+    return hooks.precision().HalfOperand(x) if dtype.itemsize == 2 and xp.is_half(dtype) else x
 
 
 def mismatch(name: str, a: Any, b: Any, reason: str = "do not broadcast together") -> ShapeError:
@@ -87,8 +86,8 @@ def unbroadcast(gradient: xp.Array, shape: tuple[int, ...]) -> xp.Array:
         return gradient
     extra = gradient.ndim - len(shape)
     stretched = tuple(extra + i for i, n in enumerate(shape) if n == 1 and gradient.shape[extra + i] != 1)
-    total = upcast(gradient).sum(axis=(*range(extra), *stretched), keepdims=True)
-    return downcast(total, gradient.dtype).reshape(shape)
+    total = xp.upcast(gradient).sum(axis=(*range(extra), *stretched), keepdims=True)
+    return xp.downcast(total, gradient.dtype).reshape(shape)
 
 
 def summed_to(operand: Tensor, result: xp.Array) -> Callable[[xp.Array], xp.Array] | None:
@@ -97,9 +96,6 @@ def summed_to(operand: Tensor, result: xp.Array) -> Callable[[xp.Array], xp.Arra
     if shape == result.shape:
         return None
     return lambda g: unbroadcast(g, shape)
-
-
-# --- two operands ---
 
 
 def add(a: Any, b: Any) -> Tensor:
@@ -112,25 +108,18 @@ def mul(a: Any, b: Any) -> Tensor:
     """a * b."""
     a, b, data = computed("mul", operator.mul, a, b)
     kept_a, kept_b, shape_a, shape_b = a.saved(), b.saved(), a.shape, b.shape
-    return record(
-        "mul",
-        data,
-        ((a, lambda g: unbroadcast(g * kept_b.data, shape_a)), (b, lambda g: unbroadcast(g * kept_a.data, shape_b))),
-    )
+    edge_a = a, lambda g: unbroadcast(g * kept_b.data, shape_a)
+    edge_b = b, lambda g: unbroadcast(g * kept_a.data, shape_b)
+    return record("mul", data, (edge_a, edge_b))
 
 
 def div(a: Any, b: Any) -> Tensor:
     """a / b."""
     a, b, data = computed("div", operator.truediv, a, b)
     kept_b, shape_a, shape_b = b.saved(), a.shape, b.shape
-    return record(
-        "div",
-        data,
-        (
-            (a, lambda g: unbroadcast(g / kept_b.data, shape_a)),
-            (b, lambda g: unbroadcast(-g * data / kept_b.data, shape_b)),
-        ),
-    )
+    edge_a = a, lambda g: unbroadcast(g / kept_b.data, shape_a)
+    edge_b = b, lambda g: unbroadcast(-g * data / kept_b.data, shape_b)
+    return record("div", data, (edge_a, edge_b))
 
 
 # --- one operand: its elements under another shape, some of them, and their sums ---
@@ -157,9 +146,8 @@ def getitem(x: Tensor, index: Any) -> Tensor:
         hooks.operation_checks().refuse_index(x, index, error)
         raise
     shape, kind = x.shape, x.dtype
-    basic = all(
-        isinstance(i, (int, slice)) or i is None or i is Ellipsis for i in (index if type(index) is tuple else (index,))
-    )
+    parts = index if type(index) is tuple else (index,)
+    basic = all(isinstance(part, (int, slice)) or part is None or part is Ellipsis for part in parts)
 
     def grad(g: xp.Array) -> xp.Array:
         whole = xp.zeros(shape, kind, g)
@@ -204,10 +192,3 @@ Tensor.__mul__ = Tensor.__rmul__ = mul
 Tensor.__truediv__ = div
 Tensor.__getitem__ = getitem
 Tensor.sum, Tensor.mean, Tensor.reshape = sum, mean, reshape
-
-# No model of the core uses these: a library adds them.
-for name in ("neg", "sub", "rsub", "rtruediv", "pow", "bool", "iter", "array", "array_function", "reduce_ex"):
-    setattr(Tensor, f"__{name}__", hooks.added("tensor_methods", name))
-for name in ("exp", "log", "max", "relu", "sqrt", "tanh", "transpose", "detach", "astype"):
-    setattr(Tensor, name, hooks.added("tensor_methods", name))
-Tensor.T = property(hooks.added("tensor_methods", "transpose"), doc="The dims reversed.")

@@ -36,7 +36,7 @@ class Gradient:
     __slots__ = ("buffer", "local", "total")
 
     def __init__(self) -> None:
-        self.buffer: xp.Array | None = None  # the memory, perhaps a slice of a flat array; its values mean nothing
+        self.buffer: Any = None  # the memory, perhaps a slice of a flat array; its values mean nothing
         self.local: xp.Array | None = None  # the buffer, or None: nothing was added since the last reduction
         self.total: xp.Array | None = None
 
@@ -120,8 +120,6 @@ class Parameter(Tensor):
         self.layout: Layout | None = None
         self.init = init
 
-    # --- values ---
-
     @property
     def data(self) -> xp.Array:
         """The array now bound; an error while the parameter is released."""
@@ -194,8 +192,6 @@ class Parameter(Tensor):
         """What a node keeps: the parameter and the version that forward saw, never the array."""
         return (hooks.saved_tensor or SavedTensor)(self, self.version, self._data)
 
-    # --- gradient ---
-
     @property
     def grad(self) -> xp.Array | None:
         """The gradient; None before the first contribution since `zero_grad`, and always when frozen."""
@@ -241,7 +237,7 @@ class Parameter(Tensor):
             contribution(local)
             self.gradient.local = local
 
-    def _buffer(self) -> xp.Array:
+    def _buffer(self) -> Any:
         """Return the buffer, free for local contributions: a total that lies in it moves to a separate array."""
         gradient = self.gradient
         if gradient.buffer is None:
@@ -249,7 +245,6 @@ class Parameter(Tensor):
                 gradient.buffer = track(xp.empty(self.shape, self.dtype, self._data), "gradient")
             else:
                 self.flat.make_grad_of(self)  # binds the buffers of its neighbours too
-        assert gradient.buffer is not None
         if gradient.total is gradient.buffer:
             gradient.total = track(xp.array(gradient.total), "gradient")
         return gradient.buffer

@@ -17,6 +17,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from minidist.core.base import arrays as xp
@@ -61,6 +62,9 @@ contribution_recorder: ContextVar[Callable[[Any, Any], None] | None] = ContextVa
 # A vector-Jacobian product: the gradient of the output (or what `prepare` made of it) to the gradient of one input.
 # None stands for the identity.
 VectorJacobianProduct = Callable[..., Any]
+Vector = Callable[[Any], Any]
+Inputs = tuple[tuple["Node", VectorJacobianProduct | None], ...]
+Weights = tuple[tuple[Any, VectorJacobianProduct], ...]
 
 # Only the order of these numbers ever matters, and only between nodes of one graph, so one counter serves all ranks.
 _creation_index = itertools.count().__next__
@@ -80,16 +84,10 @@ class Node:
 
     __slots__ = ("costs", "grad", "index", "inputs", "name", "over", "owned", "prepare", "replays", "weights")
 
-    def __init__(
-        self,
-        name: str,
-        inputs: "tuple[tuple[Node, VectorJacobianProduct | None], ...]" = (),
-        weights: tuple[tuple[Any, VectorJacobianProduct], ...] = (),
-        prepare: Callable[[Any], Any] | None = None,
-    ) -> None:
+    def __init__(self, name: str, inputs: "Inputs" = (), weights: Weights = (), prepare: Vector | None = None) -> None:
         self.index = _creation_index()
         self.name = name
-        self.inputs: tuple[tuple[Node, VectorJacobianProduct | None], ...] | None = inputs
+        self.inputs: Inputs | None = inputs
         self.weights = weights
         self.prepare = prepare
         self.grad: Any = None
@@ -111,6 +109,7 @@ class Node:
 
 
 _method = cast("Callable[..., Tensor]", None)  # the type of an operator or a method
+_added: "Callable[[str], Callable[..., Tensor]]" = partial(hooks.added, "tensor_methods")
 
 
 class Tensor:
@@ -210,11 +209,17 @@ class Tensor:
         return f"Tensor({self.data!r}{node})"
 
     if TYPE_CHECKING:  # operators.py sets these, because the operations need Tensor
-        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _method
-        __pow__ = __neg__ = __matmul__ = __rmatmul__ = __getitem__ = sum = mean = max = reshape = transpose = _method
-        exp = log = sqrt = tanh = relu = astype = detach = _method
+        __add__ = __radd__ = __mul__ = __rmul__ = __truediv__ = __matmul__ = __rmatmul__ = __getitem__ = _method
+        sum = mean = reshape = _method
         backward: ClassVar[Callable[..., Any]]
-        T: Any
+
+    # No model of the core uses these: a library adds them.
+    __neg__, __sub__, __rsub__, __rtruediv__, __pow__ = map(_added, ("neg", "sub", "rsub", "rtruediv", "pow"))
+    __bool__, __iter__, __array__, __array_function__ = map(_added, ("bool", "iter", "array", "array_function"))
+    exp, log, max, relu, sqrt, tanh = map(_added, ("exp", "log", "max", "relu", "sqrt", "tanh"))
+    transpose, detach, astype = map(_added, ("transpose", "detach", "astype"))
+    __reduce_ex__ = hooks.added("tensor_methods", "reduce_ex")
+    T = property(transpose, doc="The dims reversed.")
 
 
 class SavedTensor:

@@ -58,7 +58,7 @@ from numpy import (
 
 from minidist.core.base import hooks
 
-# Annotations name NumPy's type, so that its own functions accept it; `ArrayInterface` is the part of it that is used.
+# Annotations name NumPy's type, so that its own functions accept it; base/array_interface.py lists what is used of it.
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -104,11 +104,6 @@ def to_device(value: Array) -> Array:
     return value if device is None else device.asarray(value)
 
 
-def to_host(value: Any) -> Any:
-    """A device's array as one of NumPy's; NumPy's own as it is."""
-    return value.get() if type(value) is not ndarray and hasattr(value, "get") else value
-
-
 def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     """An uninitialised C-contiguous array on the device of `like` (the host when None)."""
     if like is None and (device := creating.get()) is not None:
@@ -123,11 +118,6 @@ def zeros(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     if like is None and (device := creating.get()) is not None:
         return device.zeros(shape, dtype)  # type: ignore[no-any-return]
     return np.zeros(shape, dtype) if like is None or type(like) is ndarray else np.zeros(shape, dtype, like=like)
-
-
-def ones(shape: Any, dtype: Any, like: Array | None = None) -> Array:
-    """An array of ones on the device of `like`."""
-    return full(shape, 1, dtype, like)
 
 
 def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array:
@@ -186,7 +176,7 @@ def as_rows(value: Array) -> Array:
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
     """a @ b of two matrices, in `out` when it is given."""
     kernels = None if type(a) is ndarray else hooks.kernels_of(type(a))
-    return host_product(a, b, out=out) if kernels is None else kernels.product(a, b, out)
+    return host_product(a, b, out=out) if not kernels else kernels.product(a, b, out)
 
 
 def sum_rows(value: Array, out: Array | None = None) -> Array:
@@ -194,9 +184,9 @@ def sum_rows(value: Array, out: Array | None = None) -> Array:
     matrix = as_rows(value)
     if type(matrix) is ndarray:
         return matmul(_kept_full(matrix.shape[0], 1, matrix.dtype), matrix, out=out)
-    if (kernels := hooks.kernels_of(type(matrix))) is not None:
+    if kernels := hooks.kernels_of(type(matrix)):
         return kernels.sum_rows(matrix, out)  # type: ignore[no-any-return]
-    return matmul(ones(matrix.shape[0], matrix.dtype, matrix), matrix, out=out)
+    return matmul(full(matrix.shape[0], 1, matrix.dtype, matrix), matrix, out=out)
 
 
 def dot_rows(a: Array, b: Array) -> Array:
@@ -211,7 +201,7 @@ def scatter_add(target: Array, index: Any, values: Array) -> None:
 
     `values` has the shape of target[index].
     """
-    if (kernels := kernels_of(target)) is not None:
+    if kernels := kernels_of(target):
         kernels.scatter_add(target, index, values)
     else:
         np.add.at(target, index, values)
@@ -222,7 +212,7 @@ def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
 
     The order of addition depends on the rows alone, so equal calls give equal bits.
     """
-    if (kernels := kernels_of(target)) is not None:
+    if kernels := kernels_of(target):
         kernels.scatter_add_rows(target, rows, values)
     elif type(target) is not ndarray:
         np.add.at(target, rows, values)

@@ -13,14 +13,6 @@ ordered.py      sums whose bits depend on no layout
 """
 
 from minidist.core.collectives import naive, ordered, ring  # noqa: F401  register the algorithms that most programs use
-from minidist.core.collectives.calls import (
-    ALGORITHMS,
-    all_gather,
-    all_reduce,
-    all_to_all,
-    barrier,
-    broadcast,
-    reduce_scatter,
-)
+from minidist.core.collectives.calls import all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_scatter
 
-__all__ = ["ALGORITHMS", "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "reduce_scatter"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "reduce_scatter"]

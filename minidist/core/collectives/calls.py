@@ -31,13 +31,14 @@ import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.arrays import downcast, is_half, upcast
 from minidist.core.base.layout import chunk_sizes
 from minidist.core.base.registry import Registry
 from minidist.core.comm.communicator import MAX_TAG, PointToPoint, Work
 from minidist.core.comm.mesh import check_communicator
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Sends = Callable[..., tuple[int, int]]
+Seconds = Callable[..., float]
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Algorithm:
 
     name: str
     run: Callable[..., Any]
-    sends: Callable[..., tuple[int, int]] | None
-    seconds: Callable[..., float] | None
+    sends: Sends | None
+    seconds: Seconds | None
     is_users: bool = False
 
 
@@ -65,11 +66,7 @@ ALGORITHMS: dict[str, Registry[Algorithm]] = {operation: Registry(f"{operation} 
 
 
 def algorithm(
-    operation: str,
-    name: str,
-    *,
-    sends: Callable[..., tuple[int, int]] | None = None,
-    seconds: Callable[..., float] | None = None,
+    operation: str, name: str, *, sends: Sends | None = None, seconds: Seconds | None = None
 ) -> Callable[[Function], Function]:
     """Register a function of this package as `operation`'s algorithm `name`. See `Algorithm` for the two formulas."""
 
@@ -81,13 +78,7 @@ def algorithm(
 
 
 # How two contributions become one, element by element.
-UFUNCS: dict[str, Callable[..., np.ndarray]] = {
-    "sum": xp.add,
-    "avg": xp.add,
-    "max": xp.maximum,
-    "min": xp.minimum,
-    "prod": xp.multiply,
-}
+UFUNCS: dict[str, Any] = {"sum": xp.add, "avg": xp.add, "max": xp.maximum, "min": xp.minimum, "prod": xp.multiply}
 
 
 def accumulate(op: str, total: np.ndarray, contribution: np.ndarray, out: np.ndarray | None = None) -> None:
@@ -104,8 +95,8 @@ def accumulate(op: str, total: np.ndarray, contribution: np.ndarray, out: np.nda
 
 def divide(total: np.ndarray, ranks: int) -> None:
     """Divide a sum in place, once, at the end: the last step of "avg"."""
-    if total.itemsize == 2 and is_half(total.dtype):
-        total[...] = downcast(upcast(total) / np.float32(ranks), total.dtype)  # bfloat16 cannot hold 257 ranks
+    if total.itemsize == 2 and xp.is_half(total.dtype):
+        total[...] = xp.downcast(xp.upcast(total) / np.float32(ranks), total.dtype)  # bfloat16 cannot hold 257 ranks
     else:
         total /= total.dtype.type(ranks)
 

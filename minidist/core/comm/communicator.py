@@ -28,9 +28,11 @@ from typing import Any
 import numpy as np
 
 from minidist.core.base import hooks
+from minidist.core.base.arrays import Array
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.trace import watchers
 
+Operations = Sequence[tuple[float, float]]  # (FLOPs, bytes) of each
 ANY = -1  # "from any rank": a wildcard source
 # Messages inside a layer belong to the pass that they are sent in; their purpose says which.
 PASS_OF = {"tensor_forward": "forward", "tensor_backward": "backward", "regather": "backward"}
@@ -46,13 +48,13 @@ class Request:
 
     comm: "PointToPoint"
     kind: str
-    array: np.ndarray
+    array: Array
     peer: int
     tag: int
     nonblocking: bool
     finished: bool = field(default=False, init=False)  # has it been waited for?
 
-    def wait(self) -> np.ndarray:
+    def wait(self) -> Array:
         """Block until the message is complete; return its array."""
         return self.comm.wait(self)
 
@@ -118,17 +120,15 @@ class PointToPoint:
         self.tag = 0
         self.nodes: list[list[int]] | None = None
 
-    # messages ---------------------------------------------------------------------------------------------------------
-
-    def isend(self, array: np.ndarray, dest: int, tag: int | None = None) -> Request:
+    def isend(self, array: Array, dest: int, tag: int | None = None) -> Request:
         """Start sending `array` (its bytes, to rank `dest`); do not touch it before `wait`."""
         return self._post("send", array, dest, tag, True)
 
-    def irecv(self, array: np.ndarray, source: int, tag: int | None = None) -> Request:
+    def irecv(self, array: Array, source: int, tag: int | None = None) -> Request:
         """Start receiving into `array` from rank `source` (or ANY, but in a `Sim`); do not touch it before `wait`."""
         return self._post("receive", array, source, tag, True)
 
-    def wait(self, request: Request) -> np.ndarray:
+    def wait(self, request: Request) -> Array:
         """Block until the request is complete; return its array."""
         if not request.finished:
             self.world.wait(request)
@@ -142,19 +142,17 @@ class PointToPoint:
                 self.world.wait(request)
                 request.finished = True
 
-    def send(self, array: np.ndarray, dest: int, tag: int | None = None) -> None:
+    def send(self, array: Array, dest: int, tag: int | None = None) -> None:
         """Send; block until the buffer may be used again: at once, or when the receiver arrives. Rely on neither."""
         self.world.wait(self._post("send", array, dest, tag, False))
 
-    def recv(self, array: np.ndarray, source: int, tag: int | None = None) -> int:
+    def recv(self, array: Array, source: int, tag: int | None = None) -> int:
         """Receive into `array`; return the source's rank (of interest with ANY)."""
         request, wait = self._post("receive", array, source, tag, False), self.world.wait
         wait(request)
         return request.peer
 
-    def sendrecv(
-        self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None = None
-    ) -> None:
+    def sendrecv(self, outgoing: Array, dest: int, incoming: Array, source: int, tag: int | None = None) -> None:
         """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
         # The receive first: when the partner's message comes, its buffer is known.
         receive = self._post("receive", incoming, source, tag, False)
@@ -162,7 +160,7 @@ class PointToPoint:
         self.world.wait(receive)  # a world that looks ahead has another `wait` then
         self.world.wait(send)
 
-    def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, nonblocking: bool) -> Request:
+    def _post(self, kind: str, array: Array, peer: int, tag: int | None, nonblocking: bool) -> Request:
         request: Request = self.world.post(self, kind, array, peer, self.tag if tag is None else tag, nonblocking)
         return request
 
@@ -182,9 +180,7 @@ class PointToPoint:
             call.sendrecv(nothing, dest, nothing, source)
             distance *= 2
 
-    # streams and time -------------------------------------------------------------------------------------------------
-
-    def run_async(self, function: Callable[[], Any], arrays: Sequence[np.ndarray] = ()) -> Work:
+    def run_async(self, function: Callable[[], Any], arrays: Sequence[Array] = ()) -> Work:
         """Run `function` in the communicator's stream. arrays: see `Work`."""
         if not callable(function):
             hooks.wrong_arguments().refuse_function(self, function)
@@ -200,9 +196,7 @@ class PointToPoint:
         """Return the seconds since the run began, on this stream's clock (virtual or real)."""
         return float(self.world.time())
 
-    def compute(
-        self, operations: Sequence[tuple[float, float]] = (), seconds: float = 0.0, name: str = "compute"
-    ) -> None:
+    def compute(self, operations: Operations = (), seconds: float = 0.0, name: str = "compute") -> None:
         """Record what was computed: (FLOPs, bytes) of each operation, or seconds. Advances a virtual clock only."""
         checked = hooks.wrong_arguments().check_operations(self, operations, seconds) or operations
         self.world.compute(checked, seconds, name)
@@ -255,17 +249,13 @@ class Comm(PointToPoint):
     def __repr__(self) -> str:
         return f"Comm({self.name!r}, rank {self.rank} of {self.size})"
 
-    def collective(
-        self, operation: str, equal: str = "", root: int | None = None, *_: Any, **__: Any
-    ) -> CollectiveCall:
+    def collective(self, operation: str, equal: str = "", root: int | None = None, *_: Any) -> CollectiveCall:
         """Return this rank's next collective call. A world that reports messages takes further arguments.
 
         equal, root: what must be equal on every member, in addition to the operation: compared with each message.
         """
         match_key = operation if root is None else f"{operation} root {root}"
         return self.call_class(self, operation, f"{match_key} {equal}" if equal else match_key)
-
-    # groups -----------------------------------------------------------------------------------------------------------
 
     def dup(self) -> "Comm":
         """Return a communicator of the same ranks whose messages never meet this one's. All members must call it."""
@@ -281,6 +271,5 @@ class Comm(PointToPoint):
         self._children += 1
         # A member is its world rank; its place in `ranks` is its number in the new communicator.
         members = [self.members[r] for r in ranks]
-        return type(self)(
-            self.world, f"{self.name}.{self._children}", members, list(ranks).index(self.rank), f"{label}"
-        )
+        place = list(ranks).index(self.rank)
+        return type(self)(self.world, f"{self.name}.{self._children}", members, place, str(label))

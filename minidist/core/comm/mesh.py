@@ -41,9 +41,8 @@ class Mesh:
         self._comms: dict[tuple[str, ...], Comm] = {(name,): self._slice((name,)) for name in self.axis_names}
 
     def __repr__(self) -> str:
-        return (
-            f"Mesh({dict(zip(self.axis_names, self.shape, strict=True))}, rank {self.comm.rank} at {self.coordinate})"
-        )
+        axes = dict(zip(self.axis_names, self.shape, strict=True))
+        return f"Mesh({axes}, rank {self.comm.rank} at {self.coordinate})"
 
     def _slice(self, names: tuple[str, ...]) -> Comm:
         # All ranks that differ from this one on the named axes only.

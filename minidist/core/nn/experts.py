@@ -24,7 +24,6 @@ from typing import Any, ClassVar
 from minidist.core.autograd import Parameter, Tensor, gelu, linear, record, reshape, softmax
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.arrays import downcast, is_half
 from minidist.core.nn.module import Identity, Module
 
 
@@ -172,10 +171,10 @@ class MixtureOfExperts(Module):
 
     def _auxiliary_loss(self, probabilities: Tensor, first_counts: xp.Array) -> Tensor:
         """Switch: N sum_e f_e P_e. GShard: (1/E) sum_e (c_e / S) m_e. Shape ()."""
-        n, experts = probabilities.shape
+        (n, experts), dtype = probabilities.shape, probabilities.dtype
         # The share of first choices is a constant; the gradient flows through the mean probability.
-        kind = xp.float32 if is_half(probabilities.dtype) else probabilities.dtype  # n may be too large for two bytes
-        share = Tensor(downcast(xp.as_array(first_counts, kind) / xp.as_array(n, kind), probabilities.dtype))
+        kind = xp.float32 if xp.is_half(dtype) else dtype  # n may be too large for two bytes
+        share = Tensor(xp.downcast(xp.as_array(first_counts, kind) / xp.as_array(n, kind), dtype))
         both = (probabilities.mean(0) * share).sum()
         return both * experts if self.top_k == 1 else both / experts
 

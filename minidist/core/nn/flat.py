@@ -82,8 +82,6 @@ class FlatParameters:
     def __len__(self) -> int:
         return len(self.parameters)
 
-    # --- data ---
-
     @property
     def data(self) -> xp.Array:
         """The bound flat array of `padded_numel` elements; an error while released."""
@@ -132,8 +130,6 @@ class FlatParameters:
         """Note that the values changed: one more version. by: what an optimizer's step says of itself."""
         self.version += 1
         self.updates = by or self.updates
-
-    # --- gradients ---
 
     @property
     def grad(self) -> xp.Array:
@@ -197,8 +193,6 @@ class FlatParameters:
         self._filled.clear()
         for parameter in self.parameters:
             parameter.gradient.release()
-
-    # --- places ---
 
     def slice_of(self, parameter: Parameter) -> slice:
         """Return where `parameter` lies in the flat arrays."""

@@ -60,6 +60,8 @@ class GPTConfig:
         whole = isinstance(self.n_embd, int) and isinstance(self.n_head, int)
         if not whole or self.n_head < 1 or self.n_embd % self.n_head:
             hooks.refusals().check_heads(self.n_embd, self.n_head)
+        if (self.dropout or self.attention_dropout) and not hooks.dropout:
+            hooks.not_in_the_core()
 
 
 class Attention(Module):
@@ -75,7 +77,7 @@ class Attention(Module):
         self.c_attn = Conv1D(width, 3 * width, dtype=dtype, seed=None)
         self.c_proj = Conv1D(width, width, dtype=dtype, scale=0.02 * (2 * config.n_layer) ** -0.5, seed=None)
         self.attn_dropout = hooks.attention_dropout(config.attention_dropout, config.n_head)
-        self.resid_dropout = hooks.dropout(config.dropout)
+        self.resid_dropout = hooks.dropout(config.dropout) or Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         # (batch, T, 3 D); under tensor parallelism this rank's heads only, (batch, T, 3 D / t).
@@ -92,7 +94,7 @@ class FeedForward(Module):
         width = config.n_embd
         self.c_fc = Conv1D(width, 4 * width, activation="gelu", dtype=dtype, seed=None)
         self.c_proj = Conv1D(4 * width, width, dtype=dtype, scale=0.02 * (2 * config.n_layer) ** -0.5, seed=None)
-        self.dropout = hooks.dropout(config.dropout)
+        self.dropout = hooks.dropout(config.dropout) or Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.c_proj(self.c_fc(x)))
@@ -202,7 +204,7 @@ class Transformer(Module):
     def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
         self.wte = Embedding(config.vocab_size, config.n_embd, dtype, scale=0.02, seed=None)
         self.wpe = Embedding(config.n_positions, config.n_embd, dtype, scale=0.01, seed=None)
-        self.drop = hooks.dropout(config.dropout)
+        self.drop = hooks.dropout(config.dropout) or Identity()
         self.h = [Block(config, dtype, attention_fn) for _ in range(config.n_layer)]
         self.ln_f = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
 
@@ -211,7 +213,7 @@ class Transformer(Module):
         length, known = tokens.shape[1], self.wpe.weight.shape[0]
         if length > known:
             raise ShapeError(f"GPT: {length} positions (tokens of shape {tokens.shape}) but n_positions is {known}")
-        if positions is not None and self.drop.active:
+        if positions is not None and getattr(self.drop, "active", False):
             hooks.refusals().require_coordinates(positions)
         return self.drop(self.wte(tokens) + self.wpe(xp.arange(length) if positions is None else positions))
 

@@ -86,7 +86,7 @@ class LayerNorm(Module):
 
     def __init__(self, features: int, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0) -> None:
         self.eps = eps
-        self.weight = Parameter(xp.ones(hooks.check_whole("features", features), dtype), init=("constant", 1.0))
+        self.weight = Parameter(xp.full(hooks.check_whole("features", features), 1, dtype), init=("constant", 1.0))
         self.bias = Parameter(xp.zeros(features, dtype), init=("constant", 0.0))
         self.initialize(seed)
 

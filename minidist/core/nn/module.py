@@ -12,7 +12,7 @@ Proved by: tests/nn/test_modules.py, tests/nn/test_hooks.py, tests/nn/test_descr
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from minidist.core.autograd import Parameter, Tensor
 from minidist.core.base import arrays as xp
@@ -40,12 +40,9 @@ class Module:
     _forward_pre_hooks: Mapping["HookHandle", tuple[Hook, bool]] = {}
     _forward_hooks: Mapping["HookHandle", tuple[Hook, bool]] = {}
 
-    if TYPE_CHECKING:
-        train: Callable[..., Self]
-        eval: Callable[[], Self]
-        to: Callable[[Any], Self]
-        state_dict: Callable[[], dict[str, xp.Array]]
-        load_state_dict: Callable[..., tuple[list[str], list[str]]]
+    train, eval, to, state_dict, load_state_dict = (
+        hooks.added("module_methods", name) for name in ("train", "eval", "to", "state_dict", "load_state_dict")
+    )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
@@ -149,8 +146,6 @@ class Module:
         """The parameters, a tied one once."""
         return (parameter for _, parameter in self.named_parameters())
 
-    # --- values ---
-
     def initialize(self, seed: int | None = 0, prefix: str = "") -> Self:
         """Name every module and parameter from here on and draw the initial values.
 
@@ -171,9 +166,8 @@ class Module:
                 hooks.refusals().check_whole_parameter(parameter)
             if parameter.init is not None:
                 law, scale = parameter.init
-                parameter.data[...] = xp.as_array(
-                    initial_weight(seed, name, parameter.shape, law, scale), parameter.dtype
-                )
+                values = initial_weight(seed, name, parameter.shape, law, scale)
+                parameter.data[...] = xp.as_array(values, parameter.dtype)
                 parameter.updated()
         return self
 
@@ -189,10 +183,6 @@ class Module:
 
     def __repr__(self) -> str:
         return hooks.describe(self)
-
-
-for name in ("train", "eval", "to", "state_dict", "load_state_dict"):
-    setattr(Module, name, hooks.added("module_methods", name))
 
 
 def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:

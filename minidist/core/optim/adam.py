@@ -53,7 +53,7 @@ class AdamW(Optimizer):
         beta1, beta2 = self.betas
         scale = math.sqrt(1 - beta2**count)
         alpha, eps = lr * scale / (1 - beta1**count), self.eps * scale
-        if (kernels := xp.kernels_of(data)) is not None:
+        if kernels := xp.kernels_of(data):
             kernels.adam(data, grad, state["exp_avg"], state["exp_avg_sq"], beta1, beta2, alpha, eps)
             return
         step = work[0]

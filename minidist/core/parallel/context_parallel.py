@@ -37,13 +37,11 @@ Proved by: tests/parallel/test_context.py, tests/parallel/test_all_gather_attent
 from operator import itemgetter
 from typing import Any
 
-from minidist.core.autograd import Tensor, reshape
+from minidist.core.autograd import Tensor, record, reshape
 from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.attention import Drop
-from minidist.core.autograd.tensor import record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.arrays import downcast, upcast
 from minidist.core.base.errors import ShapeError, UsageError
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.base.trace import purpose, track, watchers
@@ -142,9 +140,8 @@ class RingAttention(Module):
 
         # What was computed was counted block by block, between the messages.
         saved = (log_sum,) if drop is None else (log_sum, drop.keep)
-        return record(
-            "ring_attention", result.stored, edges, prepare=prepare, cost=lambda: (0, [(0, 0)] * 3), saved=saved
-        )
+        cost = 0, [(0, 0)] * 3
+        return record("ring_attention", result.stored, edges, prepare=prepare, cost=lambda: cost, saved=saved)
 
     # --- arrays are (batch, kv heads, query heads of each or 1, T, size) ---
 
@@ -210,8 +207,8 @@ class RingAttention(Module):
 
             # Add what the ranks before have computed; the sum goes on with the block.
             if arriving is not None:
-                block = upcast(self._arrived(arriving, "tensor_backward")) + block
-            travelling = downcast(block, k.dtype)
+                block = xp.upcast(self._arrived(arriving, "tensor_backward")) + block
+            travelling = xp.downcast(block, k.dtype)
 
         # The last hop: the block that this rank saw last belongs to its neighbour.
         assert travelling is not None
@@ -223,9 +220,9 @@ class RingAttention(Module):
 
     def _dropped(self, weights: xp.Array, drop: Drop, rows: slice, owner: int, keys: slice) -> xp.Array:
         """Return a block of weights (own query rows, `owner`'s key rows) without the dropped ones."""
-        return (
-            weights if drop is None else drop(weights, rows, zigzag_positions(self.length, owner, self.comm.size)[keys])
-        )
+        if drop is None:
+            return weights
+        return drop(weights, rows, zigzag_positions(self.length, owner, self.comm.size)[keys])
 
     def _visible(self, owner: int) -> list[tuple[slice, slice, bool]]:
         """Return (own query rows, owner's key rows, is it a diagonal block) of the chunk pairs with work."""
@@ -235,8 +232,6 @@ class RingAttention(Module):
             for keys, key_chunk in self.spans[owner]
             if query_chunk >= key_chunk and rows.stop > rows.start and keys.stop > keys.start
         ]
-
-    # --- messages ---
 
     def _round(self, k: xp.Array, v: xp.Array, why: str) -> Any:
         """Yield (owner, its k, its v) per rank, this one's first; the next block travels while the caller computes."""
@@ -249,7 +244,7 @@ class RingAttention(Module):
                 arriving = self._pass_on(block, shape, why)
 
             # The caller computes with this block while the next one travels; that time passes before the wait.
-            yield owner, *upcast(block)
+            yield owner, *xp.upcast(block)
             if arriving is not None:
                 block = self._arrived(arriving, why)
 

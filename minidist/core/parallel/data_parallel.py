@@ -21,7 +21,8 @@ and a bucket is sent while the gradients of the layers before it are computed:
     [3] finish()    at the end of the pass, wait for all of them
 
 A bucket that never completes is an error that names the parameter, because a gradient that is silently not reduced is a
-wrong gradient. Every strategy that reduces whole gradients has a `GradientReducer`.
+wrong gradient. Every strategy that reduces whole gradients has a `GradientReducer`. Each wrapper has a *guard*, which
+is told what happens, and returns texts that every rank must have equal (minidist/parallel/replica_guard.py).
 
 Source: Li et al., PyTorch Distributed, VLDB 2020, section 3.2.
 Proved by: tests/parallel/test_data_parallel.py, tests/parallel/test_gradients.py, tests/misuse/test_misuse.py
@@ -39,34 +40,11 @@ from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import purpose
-from minidist.core.collectives import ALGORITHMS, all_reduce, broadcast
+from minidist.core.collectives.calls import ALGORITHMS, all_reduce, broadcast
 from minidist.core.comm import Comm, check_communicator
-from minidist.core.nn.flat import FlatParameters
-from minidist.core.nn.module import Module
+from minidist.core.nn import FlatParameters, Module
 
 BUCKET_MEGABYTES = 25.0  # PyTorch's default
-
-
-class Guard:
-    """Checks the ranks that train one model. Each wrapper has a guard, made by `new_guard`; this class checks nothing.
-
-    op: "sum" or "avg", of the gradients. comms: over which they are summed, one after the other. A wrapper tells it
-    what happens, lets it refuse parameters (`frozen`, `unused`), and gets from `of_bucket`, `of_weights` and `of_unit`
-    a text that every rank must have equal, which a message compares; see `minidist/parallel/replica_guard.py`.
-    """
-
-    def __init__(self, op: str, *comms: Comm) -> None:
-        self.op, self.comms = op, comms
-
-    def __getattr__(self, event: str) -> Any:
-        if event.startswith("_"):
-            raise AttributeError(event)
-        return lambda *_, **__: ""
-
-
-def new_guard(op: str, *comms: Comm) -> Guard:
-    """Return the guard of one wrapper."""
-    return hooks.guard(op, *comms) or Guard(op, *comms)
 
 
 def operation_of(reduction: str) -> str:
@@ -84,7 +62,7 @@ class Bucket:
     slice: slice
     parameters: tuple[Parameter, ...]
     flat: FlatParameters
-    guard: Guard = field(compare=False)
+    guard: Any = field(compare=False)
 
     @property
     def buffer(self) -> Array:
@@ -97,7 +75,7 @@ class Bucket:
         return int(self.slice.stop - self.slice.start)
 
 
-def make_buckets(flat: FlatParameters, cap_bytes: float, guard: Guard | None = None) -> list[Bucket]:
+def make_buckets(flat: FlatParameters, cap_bytes: float, guard: Any = hooks.NOTHING) -> list[Bucket]:
     """Cut the trainable parameters, from the end, into buckets of at most `cap_bytes` (a larger parameter is alone)."""
     if not isinstance(flat, FlatParameters):
         hooks.wrong_arguments().refuse_parts("make_buckets", flat)
@@ -117,7 +95,7 @@ def make_buckets(flat: FlatParameters, cap_bytes: float, guard: Guard | None = N
 
     # Within a group the parameters run backward, so the last one has the slice's start and the first one its stop. The
     # padding of shards travels with the last parameter; behind a frozen one it has no bucket, and stays zero.
-    buckets, guard = [], guard or Guard("sum")
+    buckets = []
     for i, group in enumerate(groups):
         start, stop = flat.slice_of(group[-1]).start, flat.slice_of(group[0]).stop
         whole = slice(start, flat.padded_numel if stop == flat.numel else stop)
@@ -145,7 +123,7 @@ class GradientReducer(BackwardObserver):
         op: str = "sum",
         algorithm: str = "ring",
         bucket_cap_mb: float = BUCKET_MEGABYTES,
-        guard: Guard | None = None,
+        guard: Any = None,
     ) -> None:
         if bucket_cap_mb != math.inf:  # one bucket
             hooks.check_number("bucket_cap_mb", bucket_cap_mb, above=0)
@@ -156,7 +134,7 @@ class GradientReducer(BackwardObserver):
         self.node_done = comm.world.progress  # type: ignore[method-assign]  # advances buckets in flight
 
         # The plan of the messages, which is the same on every rank.
-        self.guard = guard or new_guard(op, comm)
+        self.guard = hooks.guard(op, comm) if guard is None else guard
         self.buckets = make_buckets(flat, bucket_cap_mb * 1e6, self.guard)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
 
@@ -173,8 +151,6 @@ class GradientReducer(BackwardObserver):
             missing.update(bucket.parameters)
         self.works: list[Any] = []  # of the buckets launched so far
         self._taking_part = False  # did a parameter get ready in the running pass?
-
-    # --- in a backward pass ---
 
     def observe(self) -> None:
         """Take part in every backward pass that reaches these parameters."""
@@ -310,18 +286,13 @@ class DistributedDataParallel(Module):
 
         # Equal replicas: the same model on every rank, with rank 0's values.
         self.flat = FlatParameters(module.parameters()) if flat is None else flat
-        settings = {
-            "reduction": reduction,
-            "bucket_cap_mb": bucket_cap_mb,
-            "algorithm": algorithm,
-            "find_unused_parameters": self.reducer_type.unused == "zeros",
-        }
+        settings = {"reduction": reduction, "bucket_cap_mb": bucket_cap_mb, "algorithm": algorithm}
+        settings["find_unused_parameters"] = self.reducer_type.unused == "zeros"
         guard = equal_replicas("DistributedDataParallel", module, self.flat, settings, comm)
 
         # Equal gradients: from here on, plain `loss.backward()` sums them over the ranks.
-        self.reducer = self.reducer_type(
-            self.flat, comm, op=guard.op, algorithm=algorithm, bucket_cap_mb=bucket_cap_mb, guard=guard
-        )
+        how: Any = {"op": guard.op, "algorithm": algorithm, "bucket_cap_mb": bucket_cap_mb, "guard": guard}
+        self.reducer = self.reducer_type(self.flat, comm, **how)
         self.reducer.observe()
         guard.covers(module, self.flat.parameters)
 
@@ -334,9 +305,9 @@ class DistributedDataParallel(Module):
         return backward_hooks(self.module(*arguments, **keywords), begins, "output of data parallelism")
 
 
-def equal_replicas(wrapper: str, module: Any, flat: FlatParameters, settings: dict[str, Any], comm: Comm) -> Guard:
+def equal_replicas(wrapper: str, module: Any, flat: FlatParameters, settings: dict[str, Any], comm: Comm) -> Any:
     """Give every rank the parameters of rank 0, and return the guard of the wrapper. settings: equal on every rank."""
-    guard = new_guard(operation_of(settings["reduction"]), comm)
+    guard = hooks.guard(operation_of(settings["reduction"]), comm)
     guard.wraps(wrapper, module, flat, settings, comm)
     with purpose("startup"):
         broadcast(comm, flat.data)

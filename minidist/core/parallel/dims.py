@@ -16,8 +16,7 @@ Proved by: tests/parallel/test_dims.py
 from dataclasses import dataclass
 
 from minidist.core.base import hooks
-from minidist.core.comm import Comm
-from minidist.core.comm.mesh import Mesh
+from minidist.core.comm import Comm, Mesh
 
 
 @dataclass(frozen=True)

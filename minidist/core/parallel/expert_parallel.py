@@ -23,8 +23,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_to_all
 from minidist.core.comm import Comm
-from minidist.core.nn.experts import MixtureOfExperts
-from minidist.core.nn.module import Module
+from minidist.core.nn import MixtureOfExperts, Module
 from minidist.core.parallel.tensor_parallel import ShardContext, border, contiguous
 
 
@@ -62,30 +61,26 @@ class Exchange(Module):
 
     def forward(self, slots: Tensor) -> Tensor:
         """(experts, C, D) -> (experts / P, P C, D), or with to_experts=False back; backward does the opposite."""
+        return border("exchange_slots", slots, self.comm, self.exchange, self.exchange)
 
-        def way(comm: Comm, slots: xp.Array, why: str) -> xp.Array:
-            return exchange(comm, slots, self.to_experts == (why == "tensor_forward"))
+    def exchange(self, comm: Comm, slots: xp.Array, why: str) -> xp.Array:
+        """Exchange slots, or their gradients, by one all-to-all."""
+        ranks, width = comm.size, slots.shape[-1]
+        to_experts = self.to_experts == (why == "tensor_forward")
+        if to_experts:
+            # (ranks x local experts, C, D): the experts of rank j are neighbours, so what it receives lies together.
+            outgoing = contiguous(slots)
+            local, capacity = slots.shape[0] // ranks, slots.shape[1]
+        else:
+            # (local experts, ranks x C, D) -> (ranks, local experts, C, D): what returns to rank j lies together.
+            local, capacity = slots.shape[0], slots.shape[1] // ranks
+            outgoing = contiguous(slots.reshape(local, ranks, capacity, width).swapaxes(0, 1))
 
-        return border("exchange_slots", slots, self.comm, way, way)
+        comm.advance_clock("dispatch")
+        with purpose("dispatch"):
+            received = all_to_all(comm, outgoing.reshape(-1)).reshape(ranks, local, capacity, width)
 
-
-def exchange(comm: Comm, slots: xp.Array, to_experts: bool) -> xp.Array:
-    """Exchange slots (experts, C, D) -> (experts / P, P C, D), or with to_experts=False back, by one all-to-all."""
-    ranks, width = comm.size, slots.shape[-1]
-    if to_experts:
-        # (ranks x local experts, C, D): the experts of rank j are neighbours, so what it receives lies together.
-        outgoing = contiguous(slots)
-        local, capacity = slots.shape[0] // ranks, slots.shape[1]
-    else:
-        # (local experts, ranks x C, D) -> (ranks, local experts, C, D): what returns to rank j lies together.
-        local, capacity = slots.shape[0], slots.shape[1] // ranks
-        outgoing = contiguous(slots.reshape(local, ranks, capacity, width).swapaxes(0, 1))
-
-    comm.advance_clock("dispatch")
-    with purpose("dispatch"):
-        received = all_to_all(comm, outgoing.reshape(-1)).reshape(ranks, local, capacity, width)
-
-    # (ranks, local experts, C, D): on the way back the ranks are joined with the experts, before with the slots.
-    if not to_experts:
-        return received.reshape(ranks * local, capacity, width)
-    return contiguous(received.swapaxes(0, 1)).reshape(local, ranks * capacity, width)
+        # (ranks, local experts, C, D): on the way back the ranks are joined with the experts, before with the slots.
+        if not to_experts:
+            return received.reshape(ranks * local, capacity, width)
+        return contiguous(received.swapaxes(0, 1)).reshape(local, ranks * capacity, width)

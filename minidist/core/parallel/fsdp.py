@@ -32,14 +32,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from minidist.core.autograd import (
-    BackwardObserver,
-    BackwardPass,
-    Parameter,
-    backward_hooks,
-    current_pass,
-    is_grad_enabled,
-)
+from minidist.core.autograd import BackwardObserver, BackwardPass, Parameter, backward_hooks, current_pass
+from minidist.core.autograd.tensor import is_grad_enabled
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
@@ -48,7 +42,7 @@ from minidist.core.collectives import all_gather, broadcast, reduce_scatter
 from minidist.core.comm import Comm, Mesh, Work, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.optim import FlatSlice
-from minidist.core.parallel.data_parallel import Guard, new_guard, operation_of
+from minidist.core.parallel.data_parallel import operation_of
 from minidist.core.parallel.zero import Shard
 
 # Communicator -> the stream of its all-gathers, so that they do not queue behind reductions. All models that are
@@ -87,12 +81,8 @@ def fully_shard(
     hooks.refusals().check_module("fully_shard", module, "mesh=comm")
     op = operation_of(reduction)
     hooks.check_whole("prefetch", prefetch)
-    settings = {
-        "reshard_after_forward": reshard_after_forward,
-        "prefetch": prefetch,
-        "reduction": reduction,
-        "algorithm": algorithm,
-    }
+    settings: dict[str, Any] = {"reshard_after_forward": reshard_after_forward, "prefetch": prefetch}
+    settings |= {"reduction": reduction, "algorithm": algorithm}
     plain = isinstance(reshard_after_forward, bool) and all(type(state) is FSDPState for state in states_of(module))
     if options or isinstance(mesh, Mesh) or not plain:
         hooks.shard_with_options(module, mesh, settings, options)
@@ -100,7 +90,7 @@ def fully_shard(
     check_communicator(mesh, "fully_shard")
 
     # What no module inside has taken yet makes one unit. There may be nothing left.
-    guard = new_guard(op, mesh)
+    guard = hooks.guard(op, mesh)
     guard.shards(module, ())
     parameters = [p for p in module.parameters() if p.flat is None]
     units = []
@@ -149,7 +139,7 @@ class FSDPUnit:
     Methods take the `FSDPState` of the outermost module, `root`.
     """
 
-    def __init__(self, shard: Shard, guard: Guard, gathers: Comm, algorithm: str, keep: bool = False) -> None:
+    def __init__(self, shard: Shard, guard: Any, gathers: Comm, algorithm: str, keep: bool = False) -> None:
         self.shard, self.flat, self.guard, self.gathers = shard, shard.flat, guard, gathers
         self.algorithm, self.keep = algorithm, keep
         self.trainable = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
@@ -260,8 +250,6 @@ class FSDPUnit:
             buffer[...] = piece
         self.shard.filled = True
 
-    # --- the end of a pass ---
-
     def settle(self) -> None:
         """All gradients of a pass are reduced; the next one begins."""
         self.left = dict.fromkeys(self.trainable)
@@ -286,7 +274,7 @@ class FSDPState(BackwardObserver):
     running pass, and the reduction in flight.
     """
 
-    def __init__(self, module: Module, comm: Comm, units: Sequence[FSDPUnit], guard: Guard, prefetch: int) -> None:
+    def __init__(self, module: Module, comm: Comm, units: Sequence[FSDPUnit], guard: Any, prefetch: int) -> None:
         self.guard, self.module, self.comm, self.units, self.prefetch = guard, module, comm, units, prefetch
         self.expected: list[FSDPState] = []  # in which order the modules' forwards began in the forward pass before
         self.began: list[FSDPState] = []  # in which they began in this one
@@ -306,8 +294,6 @@ class FSDPState(BackwardObserver):
                 parameter.register_post_accumulate_grad_hook(partial(self._weight_ready, unit))
         module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._post_forward)
-
-    # --- forward ---
 
     def _pre_forward(self, module: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """[1] Gather this module, start to gather the next ones, and mark the inputs for backward."""
@@ -349,8 +335,6 @@ class FSDPState(BackwardObserver):
                 unit.after_forward(is_grad_enabled())
             root.ended.append(self)
         return output
-
-    # --- backward ---
 
     def _pre_backward(self, running: BackwardPass) -> None:
         """[3] Backward has reached the module's output: its parameters are needed, and soon those of the one before."""

@@ -118,8 +118,8 @@ def gpt_plan(vocab_size: int) -> Styles:
 
 def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan:
     """Return the plan of a model: what `hooks.plan_of` has for it, or Megatron's for a GPT."""
-    plan: Plan | None = hooks.plan_of(model, sequence_parallel)
-    if plan is not None:
+    plan: Plan = hooks.plan_of(model, sequence_parallel)
+    if plan:
         return plan
     if isinstance(model, GPT) and not sequence_parallel:
         return gpt_plan(model.config.vocab_size)

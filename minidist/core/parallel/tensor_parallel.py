@@ -53,9 +53,10 @@ from minidist.core.base.layout import Layout
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, check_communicator
+from minidist.core.nn import Conv1D, Embedding, Linear, Module
 from minidist.core.nn.gpt import TiedHead
-from minidist.core.nn.layers import Conv1D, Embedding, Linear
-from minidist.core.nn.module import Module
+
+Affine = Linear | Conv1D
 
 
 def copy_to_tensor_parallel_region(x: Any, comm: Comm) -> Tensor:
@@ -174,15 +175,8 @@ class ShardContext:
         """
         # The first split of this parameter, or one more (experts over ep, then their matrices over tp).
         before, comm = whole.layout or Layout(tuple(whole.shape)), self.comm
-        layout = Layout(
-            before.global_shape,
-            (*before.axes, self.axis),
-            (*before.dims, dim),
-            blocks=blocks,
-            padding=padding,
-            copies=replicas,
-            ranks=(*before.ranks, tuple(comm.members)),
-        )
+        axes, dims, ranks = (*before.axes, self.axis), (*before.dims, dim), (*before.ranks, tuple(comm.members))
+        layout = Layout(before.global_shape, axes, dims, blocks, padding, copies=replicas, ranks=ranks)
 
         # A tied parameter is met once for each module that uses it: the second time it has its shard already.
         shard = self.shards.get(whole)
@@ -219,13 +213,7 @@ class ColumnParallelLinear(Module):
     """
 
     def __init__(
-        self,
-        linear: Linear | Conv1D,
-        context: ShardContext,
-        name: str = "the layer",
-        *,
-        blocks: int = 1,
-        replicas: int = 1,
+        self, linear: Affine, context: ShardContext, name: str = "the layer", *, blocks: int = 1, replicas: int = 1
     ) -> None:
         shards = context.comm.size // replicas
         hooks.check_divisible(linear.out_features, f"out features of {name}", shards, "tensor", blocks=blocks)
@@ -252,7 +240,7 @@ class RowParallelLinear(Module):
     linear, name: as in `ColumnParallelLinear`. Sends an all-reduce of y's size in forward.
     """
 
-    def __init__(self, linear: Linear | Conv1D, context: ShardContext, name: str = "the layer") -> None:
+    def __init__(self, linear: Affine, context: ShardContext, name: str = "the layer") -> None:
         # The rows of W are split, and the bias is whole on every rank.
         hooks.check_divisible(linear.in_features, f"in features of {name}", context.comm.size, "tensor")
         self.comm, self.name = context.comm, linear.name

@@ -29,10 +29,9 @@ from minidist.core.base import hooks
 from minidist.core.base.trace import purpose, track
 from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm
-from minidist.core.nn.flat import FlatParameters
-from minidist.core.nn.module import Module
+from minidist.core.nn import FlatParameters, Module
 from minidist.core.optim import NORM_BLOCK, FlatSlice, flat_slices
-from minidist.core.parallel.data_parallel import Bucket, GradientReducer, Guard, equal_replicas
+from minidist.core.parallel.data_parallel import Bucket, GradientReducer, equal_replicas
 
 REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
 
@@ -129,7 +128,7 @@ class ShardReducer(GradientReducer):
 
     operation = "reduce_scatter"
 
-    def __init__(self, shard: Shard, algorithm: str, bucket_size: int, *, keep_whole: bool, guard: Guard) -> None:
+    def __init__(self, shard: Shard, algorithm: str, bucket_size: int, *, keep_whole: bool, guard: Any) -> None:
         flat, cap = shard.flat, bucket_size * shard.flat.dtype.itemsize / 1e6
         super().__init__(flat, shard.comm, op=guard.op, algorithm=algorithm, bucket_cap_mb=cap, guard=guard)
         self.shard, self.keep_whole = shard, keep_whole
@@ -232,14 +231,9 @@ class ZeroOptimizer:
         self.comm, self.stage, alignment = comm, stage, defaults.pop("alignment", NORM_BLOCK)
         self.shard = Shard(parameters, comm, alignment)
         self.flat = self.shard.flat
-        settings = {
-            "stage": stage,
-            "reduction": reduction,
-            "reduce_bucket_size": reduce_bucket_size,
-            "algorithm": algorithm,
-            "alignment": alignment,
-            "find_unused_parameters": self.reducer_type.unused == "zeros",
-        }
+        settings = {"stage": stage, "reduction": reduction, "reduce_bucket_size": reduce_bucket_size}
+        settings |= {"algorithm": algorithm, "alignment": alignment}
+        settings["find_unused_parameters"] = self.reducer_type.unused == "zeros"
         guard = equal_replicas("ZeroOptimizer", module, self.flat, settings, comm)
 
         # Each rank's optimizer sees its own shard only, so it allocates 1/n of the state.

@@ -24,10 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.core.autograd import Parameter
-from minidist.core.comm import Comm
-from minidist.core.comm.mesh import Mesh
-from minidist.core.nn import Module
-from minidist.core.nn.flat import FlatParameters
+from minidist.core.comm import Comm, Mesh
+from minidist.core.nn import FlatParameters, Module
 from minidist.core.parallel.data_parallel import DistributedDataParallel, GradientReducer
 from minidist.core.parallel.dims import Axes
 from minidist.core.parallel.fsdp import fully_shard, units_of
@@ -114,17 +112,9 @@ class ShardedOptimizer(DataAxis):
     def __init__(self, task: Task, group: Group) -> None:
         kind, settings = task.optimizer(group)
         # The module, for the running statistics of its batch norms; experts have theirs on other ranks.
-        self.zero = ZeroOptimizer(
-            group.parameters,
-            kind,
-            comm=group.comm,
-            stage=group.zero,
-            reduction="sum",
-            algorithm=group.reduction,
-            module=None if group.experts else group.module,
-            **group.options,
-            **settings,
-        )
+        module = None if group.experts else group.module
+        how = {"stage": group.zero, "reduction": "sum", "algorithm": group.reduction, **group.options, **settings}
+        self.zero = ZeroOptimizer(group.parameters, kind, comm=group.comm, module=module, **how)
         self.reducers, self.shards, self.each = [self.zero.reducer], [self.zero.shard], group.zero == 2
         super().__init__([self.zero.flat], self.zero.optimizer, group.module, group.stage, group.experts)
 

@@ -29,8 +29,7 @@ from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Parameter
-from minidist.core.comm import Comm, check_communicator
-from minidist.core.comm.mesh import Mesh
+from minidist.core.comm import Comm, Mesh, check_communicator
 from minidist.core.nn import Module
 from minidist.core.parallel.dims import Axes
 from minidist.core.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
@@ -110,23 +109,13 @@ def apply_data_parallel(
 
     # The replicas of a tied weight lie in other places of other arrays: only this order gives both the same bits.
     reduction = "ordered" if any(p.name in tied for p in module.parameters()) else layout.reduction
+    of_stage: Any = {"axes": axes, "zero": layout.zero, "reduction": reduction, "stage": stage, "tied": tied}
+    of_stage |= {"expert_mesh": meshes.get("experts"), "options": parts.options}
     result: list[DataAxis] = []
     for name, parameters in groups.items():
         # The second axis wraps the model that the first one returned.
-        group = Group(
-            result[-1].model if result else module,
-            parameters,
-            comms[name],
-            meshes[name],
-            axes,
-            layout.zero,
-            reduction,
-            stage,
-            name == "experts",
-            tied,
-            meshes.get("experts"),
-            parts.options,
-        )
+        model, experts = result[-1].model if result else module, name == "experts"
+        group = Group(model, parameters, comms[name], meshes[name], experts=experts, **of_stage)
         result.append(parts.data[layout.zero](task, group))
     return result
 

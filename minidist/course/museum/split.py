@@ -127,8 +127,8 @@ def capacity_of_the_batch(patch: Patch) -> None:
     patch.setattr(experts, "expert_capacity", lambda tokens, *rest: right(2 * tokens, *rest))
 
 
-@replaces(expert_parallel, "exchange")
-def slots_in_the_first_order(right: Any, comm: Any, slots: Any, to_experts: bool) -> Any:
+@replaces(expert_parallel.Exchange, "exchange")
+def slots_in_the_first_order(right: Any, self: Any, comm: Any, slots: Any, why: str) -> Any:
     """the experts' results are read in the order in which the tokens were sent"""
-    result = right(comm, slots, to_experts)
-    return result if to_experts else result[::-1].copy()
+    result = right(self, comm, slots, why)
+    return result if self.to_experts == (why == "tensor_forward") else result[::-1].copy()

@@ -10,7 +10,6 @@ topology.py        grids, graphs, and collectives among neighbors
 request.py         requests of nonblocking operations, statuses, matched messages
 buffers.py         what may be a message, and the array that is sent for it
 datatype.py        datatypes, predefined and derived
-memory.py          buffers that are not NumPy's
 op.py              reduction operations
 group.py           groups of ranks
 objects.py         hints, error handlers, pickling, and what is refused

@@ -4,21 +4,24 @@
     [array, (count, displ)]    [array, counts, displs, type]   [array, (counts, displs), type]      MPI.BOTTOM
 
 What is sent is a 1-D array of the datatype's elements: the program's own memory where the elements lie one behind the
-other, and a copy where they do not. An array that is received goes back the same way.
+other, and a copy where they do not. An array that is received goes back the same way. A buffer that is not NumPy's,
+such as a tensor of PyTorch, says by DLPack where its elements lie; NumPy's array of it may be read-only, so that the
+memory itself is used.
 
 Source: the tutorial of mpi4py, "Communication of buffer-like objects".
 Proved by: tests/mpi_ranks/test_buffers.py
 """
 
-from collections.abc import Sequence
+import ctypes
 from operator import index
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from minidist.debug.mpi_ranks.constants import PROC_NULL, failed
+from minidist.debug.mpi_ranks.constants import PROC_NULL, failed, unsupported
 from minidist.debug.mpi_ranks.datatype import BYTE, Datatype, Layout, datatype_of, place
-from minidist.debug.mpi_ranks.memory import bytes_at, bytes_of, has_interface
 
 
 class Named(int):
@@ -44,6 +47,8 @@ for _number, _kind in ((-1, "IN_PLACE"), (0, "BOTTOM"), (-2, "BUFFER_AUTOMATIC")
 IN_PLACE, BOTTOM, BUFFER_AUTOMATIC = CONSTANTS.values()
 UNSAID = (IN_PLACE, None)  # that the data lies in the receive buffer
 _NOTHING = np.empty(0, np.uint8)
+CPU, HOST_PINNED = 1, 3  # of DLPack
+ON_GPU = "a message in the memory of a GPU", "copy it to a NumPy array"
 
 
 class Allocated(np.ndarray):
@@ -156,9 +161,47 @@ def _memory_and_code(buffer: Any, writable: bool) -> tuple[np.ndarray, str]:
     return flat, "" if isinstance(buffer, bytes | bytearray) else code
 
 
-def address_of(buffer: Any) -> int:
+def bytes_at(address: int, size: int, owner: Any = None) -> np.ndarray:
+    """Return `size` bytes of memory from an address. owner: what must live as long."""
+    if not size:
+        return np.empty(0, np.uint8)
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    memory.owner = owner  # type: ignore[attr-defined]
+    found: np.ndarray = np.frombuffer(memory, np.uint8)  # type: ignore[call-overload]
+    return found
+
+
+def has_interface(value: Any) -> bool:
+    """Return whether an object says by DLPack, or as arrays on GPUs do, where its elements lie."""
+    return hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
+
+
+def bytes_of(value: Any) -> tuple[np.ndarray, str]:
+    """Return the bytes of such an object, and the code of its elements' type; NotImplementedError for one on a GPU."""
+    if not hasattr(value, "__dlpack__"):
+        # Without a driver for GPUs the memory that this interface describes is the host's.
+        if Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists():
+            raise unsupported(*ON_GPU)
+        array = np.asarray(SimpleNamespace(__array_interface__={**value.__cuda_array_interface__, "version": 3}))
+        return _contiguous(array).view(np.uint8), array.dtype.char
+    if value.__dlpack_device__()[0] not in (CPU, HOST_PINNED):
+        raise unsupported(*ON_GPU)
+    # Without a version, for which NumPy would ask: as for MPI, an array that may not be written cannot be exported.
+    exporter = SimpleNamespace(__dlpack__=lambda **_: value.__dlpack__(), __dlpack_device__=value.__dlpack_device__)
+    array = np.from_dlpack(exporter)
+    return bytes_at(_contiguous(array).ctypes.data, array.nbytes, (array, value)), array.dtype.char
+
+
+def _contiguous(array: np.ndarray) -> np.ndarray:
+    """Return the elements in the order in which they lie in memory, if nothing else lies between them."""
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise BufferError("the buffer of a message is not contiguous; pass a contiguous copy")
+    return (array if array.flags.c_contiguous else array.T).reshape(-1)
+
+
+def address_of(location: Any) -> int:
     """Return the address of a buffer, for datatypes with absolute displacements."""
-    return int(memory(buffer).ctypes.data) if buffer is not BOTTOM else 0
+    return int(memory(location).ctypes.data) if location is not BOTTOM else 0
 
 
 def _items(message: Any, pair: Any) -> tuple[Any, Any, Any, Any]:
@@ -269,7 +312,7 @@ def each(message: Any, writable: bool, blocks: int) -> list[Buffer]:
     """Return the buffers of a message with another datatype for each rank; displacements count bytes."""
     if not 2 <= len(message) <= 4:
         raise ValueError("message: expecting 2 to 4 items")
-    buffer, kinds = message[0], _sequence(message[-1], blocks)
+    buffer, kinds = message[0], as_many(message[-1], blocks)
     counts, displs = message[1] if len(message) == 3 else message[1:3] if len(message) == 4 else (None, None)
     counts = [1] * blocks if counts is None else _numbers(counts, blocks)
     displs = [0] * blocks if displs is None else _numbers(displs, blocks)
@@ -290,11 +333,12 @@ def _is_number(value: Any) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, np.ndarray)
 
 
-def _sequence(values: Any, length: int) -> Sequence[Any]:
+def as_many(values: Any, length: int) -> list[Any]:
+    """Return a list of the values; ValueError when there are more or fewer of them."""
     if len(values) != length:
         raise ValueError(f"expecting {length} items, got {len(values)}")
     return list(values)
 
 
 def _numbers(values: Any, length: int) -> list[int]:
-    return [index(value) for value in _sequence(values, length)]
+    return [index(value) for value in as_many(values, length)]

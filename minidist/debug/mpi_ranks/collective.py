@@ -12,7 +12,7 @@ Proved by: tests/mpi_ranks/test_collectives.py
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial, wraps
 from threading import Lock
 from typing import Any
@@ -24,7 +24,7 @@ from minidist.comm.communicator import recv_object, send_object
 from minidist.comm.header import dtype_name
 from minidist.core.base.errors import MismatchError
 from minidist.core.comm.communicator import PointToPoint
-from minidist.debug.mpi_ranks.buffers import UNSAID, Buffer, each, one, vector
+from minidist.debug.mpi_ranks.buffers import UNSAID, Buffer, as_many, each, one, vector
 from minidist.debug.mpi_ranks.communicator import Comm
 from minidist.debug.mpi_ranks.constants import failed
 from minidist.debug.mpi_ranks.objects import pickle
@@ -38,13 +38,18 @@ SUM = OPS["SUM"]
 class Plan:
     """A collective call of a rank. run: sends its messages and writes its result, which it returns.
 
-    root, op: what every rank must pass equal, in addition to the operation. buffers: what it reads and writes.
+    root, op: what every rank must pass equal, in addition to the operation. buffers: what it reads and writes, one of
+    them twice in place, None where the rank has no such buffer.
     """
 
     run: Callable[[PointToPoint], Any]
     root: int | None = None
     op: str = ""
-    buffers: Sequence[Buffer] = field(default=())
+    buffers: Sequence[Buffer | None] = ()
+
+    def views(self) -> list[np.ndarray]:
+        """Return the program's memory that the call uses."""
+        return [buffer.get() for buffer in dict.fromkeys(self.buffers) if buffer and buffer.is_view and buffer.count]
 
 
 def collective(cls: type[Comm], name: str) -> Callable[[Callable[..., Plan]], Callable[..., Plan]]:
@@ -60,8 +65,7 @@ def collective(cls: type[Comm], name: str) -> Callable[[Callable[..., Plan]], Ca
         def start(comm: Comm, arguments: Any, keywords: Any) -> Pending:
             planned = plan(comm, *arguments, **keywords)
             call = call_of(comm, planned)
-            views = [buffer.get() for buffer in planned.buffers if buffer.is_view and buffer.count]
-            return Pending(comm.context.world, [call.run_async(partial(planned.run, call), views)])
+            return Pending(comm.context.world, [call.run_async(partial(planned.run, call), planned.views())])
 
         @wraps(plan)
         def blocking(self: Comm, *arguments: Any, **keywords: Any) -> Any:
@@ -127,6 +131,7 @@ def fitting(array: np.ndarray, buffer: Buffer) -> np.ndarray:
     return array.view(buffer.layout.element) if array.dtype != buffer.layout.element else array
 
 
+@on_comm("barrier")
 @on_comm("Barrier")
 def barrier(self: Comm) -> Plan:
     """Return when every rank has entered."""
@@ -145,7 +150,7 @@ def bcast(self: Comm, buf: Any, root: int = 0) -> Plan:
         if not is_root and not buffer.is_view:
             buffer.put(array)
 
-    return Plan(run, root, buffers=[buffer])
+    return Plan(run, root, buffers=(buffer,))
 
 
 # Of operations whose parts are equal, and of those whose parts have different sizes.
@@ -171,7 +176,7 @@ def gather(self: Comm, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Call
 
     if source is not None and target is not None:
         checked(self, source, target, sum(source.sizes), target.sizes[root])
-    return Plan(run, root, buffers=[buffer for buffer in (source, target) if buffer is not None])
+    return Plan(run, root, buffers=(source, target))
 
 
 def scatter(self: Comm, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Callable[..., Buffer]) -> Plan:
@@ -192,7 +197,7 @@ def scatter(self: Comm, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Cal
 
     if source is not None and target is not None:
         checked(self, source, target, source.sizes[root], sum(target.sizes))
-    return Plan(run, root, buffers=[buffer for buffer in (source, target) if buffer is not None])
+    return Plan(run, root, buffers=(source, target))
 
 
 def allgather(self: Comm, sendbuf: Any, recvbuf: Any, *, parse: Callable[..., Buffer]) -> Plan:
@@ -207,7 +212,7 @@ def allgather(self: Comm, sendbuf: Any, recvbuf: Any, *, parse: Callable[..., Bu
 
     if source is not None:
         checked(self, source, target, sum(source.sizes), target.sizes[rank])
-    return Plan(run, buffers=[target] if source is None else [source, target])
+    return Plan(run, buffers=(source, target))
 
 
 def alltoall(self: Comm, sendbuf: Any, recvbuf: Any, *, parse: Callable[..., Buffer]) -> Plan:
@@ -222,7 +227,7 @@ def alltoall(self: Comm, sendbuf: Any, recvbuf: Any, *, parse: Callable[..., Buf
         array = array.copy() if source is target else array
         target.put(collectives.all_to_all(call, array, send_counts=source.sizes, receive_counts=target.sizes))
 
-    return Plan(run, buffers=[target] if source is target else [source, target])
+    return Plan(run, buffers=(source, target))
 
 
 for _letter, _parse in PARSERS.items():
@@ -238,10 +243,8 @@ def bytes_of(buffers: Sequence[Buffer]) -> tuple[np.ndarray, list[int]]:
 
 def put_bytes(data: np.ndarray, sizes: Sequence[int], buffers: Sequence[Buffer]) -> None:
     """Write the bytes of several buffers, one after the other."""
-    start = 0
-    for size, buffer in zip(sizes, buffers, strict=True):
-        buffer.put(data[start : start + size])
-        start += size
+    for part, buffer in zip(np.split(data, np.cumsum(sizes)[:-1]), buffers, strict=True):
+        buffer.put(part)
 
 
 @on_comm("Alltoallw")
@@ -303,7 +306,7 @@ def reduce(self: Comm, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) 
         if target is not None:
             target.put(result)
 
-    return Plan(run, root, op.operation.name, [source] if target is None or source is target else [source, target])
+    return Plan(run, root, op.operation.name, (source, target))
 
 
 @on_comm("Allreduce")
@@ -321,7 +324,7 @@ def allreduce(self: Comm, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
         else:
             target.put(op.fold(np.split(collectives.all_gather(call, array), n), source))
 
-    return Plan(run, op=op.operation.name, buffers=[target] if source is target else [source, target])
+    return Plan(run, op=op.operation.name, buffers=(source, target))
 
 
 def _reduce_scatter(self: Comm, source: Buffer, target: Buffer, counts: list[int], op: Op) -> Plan:
@@ -339,7 +342,7 @@ def _reduce_scatter(self: Comm, source: Buffer, target: Buffer, counts: list[int
         mine = collectives.all_to_all(call, array, send_counts=sizes, receive_counts=[sizes[rank]] * n)
         target.put(op.fold(np.split(mine, n), source))
 
-    return Plan(run, op=op.operation.name, buffers=[target] if source is target else [source, target])
+    return Plan(run, op=op.operation.name, buffers=(source, target))
 
 
 @on_comm("Reduce_scatter_block")
@@ -390,7 +393,7 @@ def scan(self: Comm, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, inclusive: boo
         elif rank:
             target.put(before)
 
-    return Plan(run, op=op.operation.name, buffers=[target] if source is target else [source, target])
+    return Plan(run, op=op.operation.name, buffers=(source, target))
 
 
 # objects --------------------------------------------------------------------------------------------------------------
@@ -408,21 +411,7 @@ def size_of(data: np.ndarray) -> np.ndarray:
 
 def objects(data: np.ndarray, sizes: Sequence[int]) -> list[Any]:
     """Return the objects of bytes that lie one after the other."""
-    ends = np.cumsum(sizes)
-    return [pickle.loads(data[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-
-
-def list_of(comm: Comm, values: Any) -> list[Any]:
-    """Return the objects for all ranks, as many as there are."""
-    if len(values) != comm.Get_size():
-        raise ValueError(f"expecting {comm.Get_size()} items, got {len(values)}")
-    return list(values)
-
-
-@on_comm("barrier")
-def barrier_of_objects(self: Comm) -> Plan:
-    """Return when every rank has entered."""
-    return barrier(self)
+    return [pickle.loads(part) for part in np.split(data, np.cumsum(sizes)[:-1])]
 
 
 @on_comm("bcast")
@@ -466,7 +455,7 @@ def gather_objects(self: Comm, sendobj: Any, root: int = 0) -> Plan:
 def scatter_objects(self: Comm, sendobj: Any, root: int = 0) -> Plan:
     """Give every rank its object of the root's list."""
     is_root, _ = root_of(self, root)
-    values = list_of(self, sendobj) if is_root else []
+    values = as_many(sendobj, self.Get_size()) if is_root else []
 
     def run(call: PointToPoint) -> Any:
         parts = [to_bytes(value) for value in values]
@@ -488,7 +477,7 @@ def allgather_objects(self: Comm, sendobj: Any) -> Plan:
 @on_comm("alltoall")
 def alltoall_objects(self: Comm, sendobj: Any) -> Plan:
     """Give rank r object r of every rank's list."""
-    values = list_of(self, sendobj)
+    values = as_many(sendobj, self.Get_size())
 
     def run(call: PointToPoint) -> list[Any]:
         parts = [to_bytes(value) for value in values]

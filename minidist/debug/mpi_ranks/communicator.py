@@ -40,7 +40,7 @@ from minidist.debug.mpi_ranks.constants import (
 )
 from minidist.debug.mpi_ranks.group import Group
 from minidist.debug.mpi_ranks.group import Members as GroupMembers
-from minidist.debug.mpi_ranks.handle import Handle
+from minidist.debug.mpi_ranks.handle import Handle, Named
 from minidist.debug.mpi_ranks.objects import OBJECT, Errhandler, Info, pickle
 from minidist.debug.mpi_ranks.request import NO_MESSAGE, NO_PROC, Held, Message, Pending, Prequest, Request, Status
 from minidist.debug.mpi_ranks.world import MPIWorld
@@ -85,15 +85,10 @@ class Context:
 class Comm(Handle):
     """A communicator."""
 
-    is_handle = True
     held: Context | None
-
-    @property
-    def context(self) -> Context:
-        """What the communicator is; MPI.Exception for COMM_NULL."""
-        if self.held is None:
-            raise failed("ERR_COMM", "the communicator is COMM_NULL; this rank is no member of it, or has freed it")
-        return self.held
+    named = context = Named[Context](
+        "ERR_COMM", "the communicator is COMM_NULL; this rank is no member of it, or has freed it"
+    )
 
     # what it is -------------------------------------------------------------------------------------------------------
 
@@ -105,7 +100,7 @@ class Comm(Handle):
 
     def Get_group(self) -> Group:
         comm = self.context.comm
-        return Group.of(GroupMembers(comm.members, comm.members[comm.rank]))
+        return Group.of(GroupMembers(list(comm.members), comm.members[comm.rank]))
 
     def Get_name(self) -> str:
         return self.held.name if self.held else "MPI_COMM_NULL"
@@ -135,8 +130,7 @@ class Comm(Handle):
 
     def Set_errhandler(self, errhandler: Errhandler) -> None:
         """Set the error handler; errors are raised, whichever it is."""
-        if errhandler.held is None:
-            raise failed("ERR_ARG", "the error handler is ERRHANDLER_NULL")
+        errhandler.named  # noqa: B018
         self.context.errhandler = Errhandler(errhandler)
 
     def Call_errhandler(self, errorcode: int) -> None:
@@ -196,7 +190,7 @@ class Comm(Handle):
         if peer == PROC_NULL:
             return context, None
         world, rank = context.world, context.comm.members[context.comm.rank]
-        room = max(world.buffered[rank], bytes_in(context.buffer))
+        room = max(bytes_in(world.buffered.get(rank)), bytes_in(context.buffer))
         if mode == "buffered" and array is not None and array.nbytes + BSEND_OVERHEAD > room:
             raise failed(
                 "ERR_BUFFER",

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from minidist.debug.mpi_ranks.constants import failed, unsupported
-from minidist.debug.mpi_ranks.handle import Handle
+from minidist.debug.mpi_ranks.handle import Handle, Named
 
 ORDER_C, ORDER_FORTRAN = 56, 57
 MAX_ELEMENTS = 1 << 24  # of a derived datatype, whose offsets are 8 B each
@@ -51,16 +51,9 @@ def place(layout: Layout, starts: Any) -> np.ndarray:
 class Datatype(Handle):
     """A datatype, such as MPI.DOUBLE."""
 
-    is_handle = True
     held: Layout | None
+    named = layout = Named[Layout]("ERR_TYPE", "the datatype is DATATYPE_NULL; pass one such as MPI.DOUBLE")
     names: ClassVar[dict[str, "Datatype"]] = {}
-
-    @property
-    def layout(self) -> Layout:
-        """What the datatype is; MPI.Exception for DATATYPE_NULL."""
-        if self.held is None:
-            raise failed("ERR_TYPE", "the datatype is DATATYPE_NULL; pass one such as MPI.DOUBLE")
-        return self.held
 
     def Get_size(self) -> int:
         """Return the bytes of data in one element."""
@@ -98,8 +91,7 @@ class Datatype(Handle):
         return [displacement * self.layout.extent for displacement in displacements]
 
     def Dup(self) -> Self:
-        old = self.layout
-        return self.of(Layout(old.element, old.offsets, old.lb, old.extent, old.size))
+        return self.Create_resized(*self.Get_extent())
 
     def Create_contiguous(self, count: int) -> Self:
         """Return `count` of this datatype in a row."""

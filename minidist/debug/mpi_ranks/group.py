@@ -4,34 +4,28 @@ Proved by: tests/mpi_ranks/test_program.py
 """
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from minidist.debug.mpi_ranks.constants import IDENT, PROC_NULL, SIMILAR, UNDEFINED, UNEQUAL, failed
-from minidist.debug.mpi_ranks.handle import Handle
+from minidist.debug.mpi_ranks.handle import Handle, Named
 
 
-class Members:
+class Members(NamedTuple):
     """The world ranks of a group, in its order. me: the world rank of whoever holds it."""
 
-    def __init__(self, ranks: Sequence[int], me: int) -> None:
-        self.ranks, self.me = list(ranks), me
+    ranks: list[int]
+    me: int
 
 
 class Group(Handle):
     """A group of ranks."""
 
-    is_handle = True
     held: Members | None
-
-    @property
-    def members(self) -> Members:
-        """The ranks; MPI.Exception for GROUP_NULL."""
-        if self.held is None:
-            raise failed("ERR_GROUP", "the group is GROUP_NULL")
-        return self.held
+    named = members = Named[Members]("ERR_GROUP", "the group is GROUP_NULL")
+    Free = Handle.release
 
     def _with(self, ranks: Sequence[int]) -> Self:
-        return self.of(Members(ranks, self.members.me))
+        return self.of(Members(list(ranks), self.members.me))
 
     def Get_size(self) -> int:
         return len(self.members.ranks)
@@ -104,7 +98,3 @@ class Group(Handle):
     def Range_excl(self, ranks: Sequence[tuple[int, int, int]]) -> Self:
         """Return the group without the ranks in ranges (first, last, step)."""
         return self.Excl(self._spread(ranks))
-
-    def Free(self) -> None:
-        self.members  # noqa: B018
-        self.held = None

@@ -4,17 +4,35 @@ Proved by: tests/mpi_ranks/test_program.py
 """
 
 import sys
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
-from minidist.debug.mpi_ranks.constants import unknown, unsupported
+from minidist.debug.mpi_ranks.constants import failed, unknown, unsupported
 
 _numbers: dict[int, "Handle"] = {}
+T = TypeVar("T")
+
+
+class Named(Generic[T]):
+    """An attribute of handles: what the handle names. Of a null handle it raises MPI.Exception of a class and text."""
+
+    def __init__(self, error: str, text: str) -> None:
+        self.error, self.text = error, text
+
+    def __get__(self, handle: Any, _: Any = None) -> T:
+        if handle.held is None:
+            raise failed(self.error, self.text)
+        held: T = handle.held
+        return held
 
 
 class Handle:
-    """A handle. held: what it names, None for a null handle. predefined: the name of one of MPI's constants."""
+    """A handle. held: what it names, None for a null handle. predefined: the name of one of MPI's constants.
+
+    named: what it names, or an error.
+    """
 
     __slots__ = ("__weakref__", "held", "predefined")
+    named: Any
     held: Any
     predefined: str
 
@@ -24,7 +42,7 @@ class Handle:
         self.held = None
         if other is not None:
             named: Any = other
-            base = next(kind for kind in cls.__mro__ if kind.__dict__.get("is_handle"))
+            base = _family(cls)
             if not isinstance(other, base):
                 raise TypeError(f"{cls.__name__}() takes a {base.__name__}, not a {type(other).__name__}")
             self.held, self.predefined = named.held, named.predefined
@@ -38,10 +56,15 @@ class Handle:
         self.held, self.predefined = held, name
         return self
 
+    def release(self) -> None:
+        """Make this a null handle, which it must not be yet."""
+        self.named  # noqa: B018
+        self.held = None
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Handle):
             return NotImplemented
-        return self.held is other.held and isinstance(other, _family(self))
+        return self.held is other.held and isinstance(other, _family(type(self)))
 
     def __getattr__(self, name: str) -> Any:
         raise unknown(name, f"MPI.{type(self).__name__}")
@@ -79,15 +102,15 @@ class Handle:
         """Return the handle of a number."""
         if arg not in _numbers:
             raise unsupported(f"{cls.__name__}.fromint({arg})", "pass what toint() returned")
-        return _numbers[arg] if arg or _family(_numbers[arg]) is _family(cls()) else cls()
+        return _numbers[arg] if arg or _family(type(_numbers[arg])) is _family(cls) else cls()
 
     tohandle = py2f = toint
     fromhandle = f2py = fromint
 
 
-def _family(handle: Handle) -> type:
+def _family(kind: type[Handle]) -> type[Handle]:
     """Return the class whose subclasses' handles may be equal to each other: Comm, for a Cartcomm."""
-    kinds = type(handle).__mro__
+    kinds = kind.__mro__
     return kinds[kinds.index(Handle) - 1]
 
 

@@ -214,7 +214,7 @@ class MPIMatching(WatchedMessages):
             receive.array = target = np.empty_like(source)
         for request in (send, receive):
             self.buffers.verify(request)
-        watched = [self.buffers.watched.pop(request, None) for request in (send, receive)][1]
+        watched = self.buffers.watched.pop(receive, None)
 
         # As many bytes as both have. More than the receive has room for are an error of its wait.
         size = min(source.nbytes, target.nbytes)
@@ -245,7 +245,6 @@ class MPIMatching(WatchedMessages):
             self.posted[key].remove(request)
             self._go_on(key)
         request.complete = True
-        self.buffers.watched.pop(request, None)
         return True
 
     # probes -----------------------------------------------------------------------------------------------------------

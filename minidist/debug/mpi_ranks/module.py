@@ -97,13 +97,11 @@ def _functions(world: MPIWorld, rank: int, settings: "Settings") -> dict[str, An
 
     def Attach_buffer(buf: Any) -> None:
         """Give buffered sends room."""
-        state["buffer"] = buffers.BUFFER_AUTOMATIC if buf is None else buf
-        world.buffered[rank] = communicator.bytes_in(state["buffer"])
+        world.buffered[rank] = buffers.BUFFER_AUTOMATIC if buf is None else buf
 
     def Detach_buffer() -> Any:
         """Return the buffer of buffered sends; messages in it have left it."""
-        world.buffered[rank] = 0
-        return state.pop("buffer", None)
+        return world.buffered.pop(rank, None)
 
     def Finalize() -> None:
         """Say that the program uses MPI no more."""
@@ -113,10 +111,6 @@ def _functions(world: MPIWorld, rank: int, settings: "Settings") -> dict[str, An
         """Begin to use MPI; return the level of threads."""
         state["initialized"] = True
         return state["level"]
-
-    def get_address(location: Any) -> int:
-        """Return the address of a buffer."""
-        return buffers.address_of(location)
 
     return {
         **{name: rejecting(name) for name in ("Open_port", "Publish_name", "Lookup_name", "Register_datarep")},
@@ -139,7 +133,7 @@ def _functions(world: MPIWorld, rank: int, settings: "Settings") -> dict[str, An
         "Wtime": lambda: world.seconds(rank),
         "Wtick": lambda: 1e-9,
         "Pcontrol": lambda level: None,
-        "Get_address": get_address,
+        "Get_address": buffers.address_of,
         "Aint_add": lambda base, disp: base + disp,
         "Aint_diff": lambda addr1, addr2: addr1 - addr2,
         "Alloc_mem": lambda size, info=None: np.zeros(size, np.uint8).view(buffers.Allocated),
@@ -163,31 +157,12 @@ def modules_of(world: MPIWorld, comm: Members) -> dict[str, ModuleType]:
     vars(mpi)["GROUP_EMPTY"] = Group.of(GroupMembers([], rank), "GROUP_EMPTY")
 
     dtlib = _module("mpi4py.util.dtlib", {"from_numpy_dtype": from_numpy_dtype, "to_numpy_dtype": to_numpy_dtype})
-    pkl5 = _module(
-        "mpi4py.util.pkl5",
-        {
-            "Comm": communicator.Comm,
-            "Intracomm": intracomm,
-            "Request": request.Request,
-            "Message": request.Message,
-            "pickle": objects.pickle,
-        },
-    )
-    util = _module("mpi4py.util", {"dtlib": dtlib, "pkl5": pkl5})
-    package = _module(
-        "mpi4py",
-        {
-            "MPI": mpi,
-            "util": util,
-            "rc": settings,
-            "profile": lambda *_, **__: None,
-            "get_include": lambda: "",
-            "get_config": dict,
-            "__version__": "4.1.0",
-        },
-    )
-    package.__path__ = []
-    util.__path__ = []
+    kinds = communicator.Comm, intracomm, request.Request, request.Message
+    pkl5 = _module("mpi4py.util.pkl5", {kind.__name__: kind for kind in kinds} | {"pickle": objects.pickle})
+    util = _module("mpi4py.util", {"dtlib": dtlib, "pkl5": pkl5, "__path__": []})
+    functions = {"profile": lambda *_, **__: None, "get_include": lambda: "", "get_config": dict}
+    values = {"MPI": mpi, "util": util, "rc": settings, "__version__": "4.1.0", "__path__": []}
+    package = _module("mpi4py", functions | values)
     futures = _module("mpi4py.futures", {"__getattr__": no_futures})
     return {module.__name__: module for module in (package, mpi, util, dtlib, pkl5, futures)}
 

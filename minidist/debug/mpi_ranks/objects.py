@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minidist.debug.mpi_ranks.constants import failed, unsupported
-from minidist.debug.mpi_ranks.handle import Handle
+from minidist.debug.mpi_ranks.handle import Handle, Named
 
 OBJECT = np.dtype("V1")  # of the bytes of an object, which is not received into a buffer of numbers
 
@@ -39,8 +39,8 @@ pickle = Pickle()
 class Info(Handle, MutableMapping[str, str]):
     """Hints by name, which change nothing."""
 
-    is_handle = True
     held: dict[str, str] | None
+    named = hints = Named[dict[str, str]]("ERR_INFO", "the info object is INFO_NULL")
 
     @classmethod
     def Create(cls, items: Any = None) -> "Info":
@@ -50,13 +50,6 @@ class Info(Handle, MutableMapping[str, str]):
         return made
 
     Create_env = Create
-
-    @property
-    def hints(self) -> dict[str, str]:
-        """The hints; MPI.Exception for INFO_NULL."""
-        if self.held is None:
-            raise failed("ERR_INFO", "the info object is INFO_NULL")
-        return self.held
 
     def Get(self, key: str) -> str | None:
         return self.hints.get(key)
@@ -80,14 +73,10 @@ class Info(Handle, MutableMapping[str, str]):
     def Dup(self) -> "Info":
         return self.Create(self.hints)
 
-    def Free(self) -> None:
-        self.hints  # noqa: B018
-        self.held = None
+    Free = Handle.release
 
     def __getitem__(self, key: str) -> str:
-        if self.held is None:
-            raise KeyError(key)
-        return self.held[key]
+        return (self.held or {})[key]
 
     def __setitem__(self, key: str, value: str) -> None:
         if self.held is None:
@@ -95,9 +84,7 @@ class Info(Handle, MutableMapping[str, str]):
         self.Set(key, value)
 
     def __delitem__(self, key: str) -> None:
-        if key not in (self.held or ()):
-            raise KeyError(key)
-        self.Delete(key)
+        del (self.held or {})[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self.held or ()))
@@ -110,19 +97,12 @@ class Info(Handle, MutableMapping[str, str]):
             return super().__reduce__() if self.predefined else (Info, ())
         return Info.Create, (dict(self.hints),)
 
-    __eq__, __hash__, __bool__ = Handle.__eq__, Handle.__hash__, Handle.__bool__
-
 
 class Errhandler(Handle):
     """An error handler. Errors are raised as MPI.Exception, whichever is set. held: its name, or a function."""
 
-    is_handle = True
-    held: Any
-
-    def Free(self) -> None:
-        if self.held is None:
-            raise failed("ERR_ARG", "the error handler is ERRHANDLER_NULL")
-        self.held = None
+    named = Named[Any]("ERR_ARG", "the error handler is ERRHANDLER_NULL")
+    Free = Handle.release
 
 
 class Refused(type):
@@ -139,7 +119,7 @@ class Refused(type):
 
 
 class _NullOnly(Handle, metaclass=Refused):
-    is_handle = True
+    pass
 
 
 class Win(_NullOnly):

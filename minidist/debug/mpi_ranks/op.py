@@ -7,51 +7,41 @@ Proved by: tests/mpi_ranks/test_collectives.py
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from minidist.debug.mpi_ranks.buffers import Allocated, Buffer, one
 from minidist.debug.mpi_ranks.constants import failed
-from minidist.debug.mpi_ranks.handle import Handle
+from minidist.debug.mpi_ranks.handle import Handle, Named
 
 
+@dataclass
 class Operation:
     """What an Op is. of_arrays: (in, inout) -> in (op) inout. of_objects: the same of Python's values.
 
     ours: the name of the same reduction in `minidist.collectives`. user: a function of two buffers and a datatype.
     """
 
-    def __init__(
-        self,
-        name: str,
-        of_arrays: Callable[[Any, Any], Any] | None = None,
-        of_objects: Callable[[Any, Any], Any] | None = None,
-        ours: str = "",
-        user: Callable[..., Any] | None = None,
-        commutes: bool = True,
-    ) -> None:
-        self.name, self.of_arrays, self.of_objects, self.ours = name, of_arrays, of_objects, ours
-        self.user, self.commutes = user, commutes
+    name: str
+    of_arrays: Callable[[Any, Any], Any] | None = None
+    of_objects: Callable[[Any, Any], Any] | None = None
+    ours: str = ""
+    user: Callable[..., Any] | None = None
+    commutes: bool = True
 
 
 class Op(Handle):
     """A reduction operation, such as MPI.SUM."""
 
-    is_handle = True
     held: Operation | None
+    named = operation = Named[Operation]("ERR_OP", "the operation is OP_NULL; pass one such as MPI.SUM")
 
     @classmethod
     def Create(cls, function: Callable[..., Any], commute: bool = False) -> Self:
         """Return the operation of function(in, inout, datatype), which writes in (op) inout into inout."""
         return cls.of(Operation(getattr(function, "__name__", "user"), user=function, commutes=bool(commute)))
-
-    @property
-    def operation(self) -> Operation:
-        """What the operation is; MPI.Exception for OP_NULL."""
-        if self.held is None:
-            raise failed("ERR_OP", "the operation is OP_NULL; pass one such as MPI.SUM")
-        return self.held
 
     def Free(self) -> None:
         if self.is_predefined:

@@ -6,7 +6,8 @@ Proved by: tests/mpi_ranks/test_messages.py
 import sys
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 from minidist.comm.call_site import call_site
 from minidist.comm.tags import LocatedRequest
@@ -14,12 +15,21 @@ from minidist.core.comm.communicator import Work
 from minidist.debug.mpi_ranks.buffers import one
 from minidist.debug.mpi_ranks.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Exception, failed, unsupported
 from minidist.debug.mpi_ranks.datatype import BYTE, Datatype
-from minidist.debug.mpi_ranks.handle import Handle
+from minidist.debug.mpi_ranks.handle import Handle, Named
 from minidist.debug.mpi_ranks.matching import done
 from minidist.debug.mpi_ranks.world import MPIWorld
 
-_SOURCE, _TAG, _ERROR, _COUNT, _CANCELLED = range(5)
+_COUNT = 3  # the place of the bytes in a status
 Part = LocatedRequest | Work
+
+
+def _field(place: int, kind: type = int) -> tuple[Any, Any]:
+    """Return the methods of a status that read a field and write it."""
+
+    def write(self: "Status", value: int) -> None:
+        self._fields[place] = value
+
+    return lambda self: kind(self._fields[place]), write
 
 
 class Status:
@@ -28,6 +38,7 @@ class Status:
     def __init__(self, status: "Status | None" = None) -> None:
         if status is not None and not isinstance(status, Status):
             raise TypeError(f"Status() takes a Status, not a {type(status).__name__}")
+        # The source, the tag, the error, the bytes, and whether it was cancelled.
         self._fields: Any = array("q", [ANY_SOURCE, ANY_TAG, 0, 0, 0] if status is None else status._fields)
 
     def __eq__(self, other: object) -> bool:
@@ -35,29 +46,12 @@ class Status:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __reduce__(self) -> Any:
-        return _status_of, (list(self._fields),)
-
-    def _get(field: int) -> Any:  # type: ignore[misc]
-        return lambda self: self._fields[field]
-
-    def _set(field: int) -> Any:  # type: ignore[misc]
-        def change(self: "Status", value: int) -> None:
-            self._fields[field] = value
-
-        return change
-
-    Get_source, Set_source = _get(_SOURCE), _set(_SOURCE)
-    Get_tag, Set_tag = _get(_TAG), _set(_TAG)
-    Get_error, Set_error = _get(_ERROR), _set(_ERROR)
-    Set_cancelled = _set(_CANCELLED)
+    Get_source, Set_source = _field(0)
+    Get_tag, Set_tag = _field(1)
+    Get_error, Set_error = _field(2)
+    Is_cancelled, Set_cancelled = _field(4, bool)
     source, tag, error = property(Get_source, Set_source), property(Get_tag, Set_tag), property(Get_error, Set_error)
-    count = property(_get(_COUNT), _set(_COUNT))
-
-    def Is_cancelled(self) -> bool:
-        return bool(self._fields[_CANCELLED])
-
-    cancelled = property(Is_cancelled, Set_cancelled)
+    count, cancelled = property(*_field(_COUNT)), property(Is_cancelled, Set_cancelled)
 
     def Get_count(self, datatype: Datatype = BYTE) -> int:
         """Return the number of elements that were received; UNDEFINED when the bytes are no whole number of them."""
@@ -85,17 +79,12 @@ class Status:
         self._fields[:] = array("q", fields)
 
 
-def _status_of(fields: list[int]) -> Status:
-    status = Status()
-    status.become(fields)
-    return status
-
-
 EMPTY = (ANY_SOURCE, ANY_TAG, 0, 0, 0)
 _CANCEL = (ANY_SOURCE, ANY_TAG, 0, 0, 1)
 NO_PROC = (PROC_NULL, ANY_TAG, 0, 0, 0)
 
 
+@dataclass(eq=False)
 class Pending:
     """An operation that has been started.
 
@@ -103,17 +92,15 @@ class Pending:
     of an operation that has no receive. start: begins a persistent operation, and returns what is pending then.
     """
 
-    def __init__(
-        self,
-        world: MPIWorld | None,
-        parts: Sequence[Part] = (),
-        finish: Callable[[], Any] = lambda: None,
-        fields: Sequence[int] = EMPTY,
-        start: "Callable[[], Pending] | None" = None,
-    ) -> None:
-        self.world, self.parts, self.finish, self.fields, self.start = world, parts, finish, fields, start
-        self.active = start is None
-        self.cancelled = False
+    world: MPIWorld | None
+    parts: Sequence[Part] = ()
+    finish: Callable[[], Any] = lambda: None
+    fields: Sequence[int] = EMPTY
+    start: "Callable[[], Pending] | None" = None
+    cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.active = self.start is None
 
     def ready(self) -> bool:
         """Return whether the operation can end without waiting."""
@@ -125,30 +112,29 @@ class Pending:
 
     def end(self) -> tuple[Any, Sequence[int]]:
         """Wait for all parts; return the result and the fields of the status. MPI.Exception for a message too long."""
-        fields: Sequence[int] = self.fields
-        for part in self.parts:
-            if isinstance(part, Work):
-                part.wait()
-            elif not self.cancelled:
-                part.wait()
-                if part.kind == "receive":
-                    fields = part.peer, part.tag, 0, part.nbytes, 0
-                    if part.nbytes > part.array.nbytes:
-                        raise failed(
-                            "ERR_TRUNCATE",
-                            f"rank {part.stream.rank} receives at most {part.array.nbytes} B at {part.site}, but rank"
-                            f" {part.other} sent {part.nbytes} B; pass a larger buffer",
-                        )
+        for part in () if self.cancelled else self.parts:
+            part.wait()
+            if isinstance(part, LocatedRequest) and part.kind == "receive" and part.nbytes > part.array.nbytes:
+                raise failed(
+                    "ERR_TRUNCATE",
+                    f"rank {part.stream.rank} receives at most {part.array.nbytes} B at {part.site}, but rank"
+                    f" {part.other} sent {part.nbytes} B; pass a larger buffer",
+                )
+        return None if self.cancelled else self.finish(), self.said()
+
+    def said(self) -> Sequence[int]:
+        """Return what the status of a complete operation says."""
         if self.cancelled:
-            return None, _CANCEL
-        return self.finish(), fields
+            return _CANCEL
+        receives = [p for p in self.parts if isinstance(p, LocatedRequest) and p.kind == "receive"]
+        return (receives[-1].peer, receives[-1].tag, 0, receives[-1].nbytes, 0) if receives else self.fields
 
 
 class Request(Handle):
     """The handle of a nonblocking operation."""
 
-    is_handle = True
     held: Pending | None
+    named = Named[Pending]("ERR_REQUEST", "the request is REQUEST_NULL: its operation has ended")
 
     def _end(self, status: Status | None) -> Any:
         """Let the operation end, and return its result; nothing for a request without one."""
@@ -175,6 +161,11 @@ class Request(Handle):
         """Whether an operation is under way."""
         return self.held is not None and self.held.active
 
+    @property
+    def _ready(self) -> bool:
+        """Whether an operation is under way that can end without waiting."""
+        return self.open and self.named.ready()
+
     def _poll(self) -> bool:
         """Return whether the operation can end now; when it cannot, other ranks run first."""
         return _wait_for([self], all, polls=True)
@@ -199,18 +190,8 @@ class Request(Handle):
         """Return whether the operation is complete; it has not ended then."""
         flag = self._poll()
         if flag and status is not None:
-            status.become(self._fields(self.held if self.open else None))
+            status.become(self.held.said() if self.held is not None and self.held.active else EMPTY)
         return flag
-
-    @staticmethod
-    def _fields(held: Any) -> Any:
-        """Return what the status of a complete operation says."""
-        if not held:
-            return EMPTY
-        if held.cancelled:
-            return _CANCEL
-        receives = [p for p in held.parts if isinstance(p, LocatedRequest) and p.kind == "receive"]
-        return (receives[-1].peer, receives[-1].tag, 0, receives[-1].nbytes, 0) if receives else held.fields
 
     get_status = Get_status
 
@@ -219,8 +200,7 @@ class Request(Handle):
     @classmethod
     def waitall(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> list[Any]:
         """Wait for all operations and return their results."""
-        ends, values = [Status() for _ in requests], []
-        failures: list[Exception] = []
+        ends, values, failures = [Status() for _ in requests], [], list[Exception]()
         for request, status in zip(requests, ends, strict=True):
             try:
                 values.append(request._end(status))
@@ -241,10 +221,7 @@ class Request(Handle):
         """Wait for one operation; return its number and its result."""
         _wait_for(requests, any)
         index = _first(requests)
-        if index == UNDEFINED:
-            _empty(status)
-            return UNDEFINED, None
-        return index, requests[index]._end(status)
+        return index, (Request() if index == UNDEFINED else requests[index])._end(status)
 
     @classmethod
     def testany(cls, requests: Sequence["Request"], status: Status | None = None) -> tuple[int, bool, Any]:
@@ -260,7 +237,7 @@ class Request(Handle):
         if not any(request.open for request in requests):
             return None, None
         _wait_for(requests, any)
-        indices = [k for k, request in enumerate(requests) if request.open and request.held and request.held.ready()]
+        indices = [k for k, request in enumerate(requests) if request._ready]
         return indices, cls.waitall([requests[k] for k in indices], statuses)
 
     @classmethod
@@ -287,9 +264,7 @@ class Request(Handle):
         if not _wait_for(requests, any, polls=True):
             return UNDEFINED, False
         index = _first(requests)
-        _empty(status)
-        if index != UNDEFINED:
-            requests[index].Get_status(status)
+        (Request() if index == UNDEFINED else requests[index]).Get_status(status)
         return index, True
 
     @classmethod
@@ -298,7 +273,7 @@ class Request(Handle):
         if not any(request.open for request in requests):
             return None
         _wait_for(requests, any, polls=True)
-        return [k for k, request in enumerate(requests) if request.open and request.held and request.held.ready()]
+        return [k for k, request in enumerate(requests) if request._ready]
 
     get_status_all, get_status_any, get_status_some = Get_status_all, Get_status_any, Get_status_some
 
@@ -306,7 +281,7 @@ class Request(Handle):
 
     def Cancel(self) -> None:
         """Take the operation back, if its message has not been matched."""
-        pending = self._pending()
+        pending = self.named
         messages = [part for part in pending.parts if isinstance(part, LocatedRequest)]
         if pending.world is not None and messages and pending.active:
             pending.cancelled = min([pending.world.matching.cancel(part) for part in messages])
@@ -315,7 +290,7 @@ class Request(Handle):
 
     def Free(self) -> None:
         """Give the handle back; an operation under way goes on."""
-        pending = self._pending()
+        pending = self.named
         if pending.world is not None:
             for part in pending.parts:
                 pending.world.state.unwaited.pop(id(part), None)
@@ -328,11 +303,6 @@ class Request(Handle):
         """Give the handle back, if there is one."""
         if self.held is not None:
             self.Free()
-
-    def _pending(self) -> Pending:
-        if self.held is None:
-            raise failed("ERR_REQUEST", "the request is REQUEST_NULL: its operation has ended")
-        return self.held
 
 
 def _without_results() -> None:
@@ -355,11 +325,6 @@ def _without_results() -> None:
 _without_results()
 
 
-def _empty(status: Status | None) -> None:
-    if status is not None:
-        status.become(EMPTY)
-
-
 def _fill(statuses: Any, ends: list[Status]) -> None:
     """Give a program's list the statuses, in the objects that it has; a list that is too short grows."""
     for status, end in zip(statuses or (), ends, strict=False):
@@ -370,12 +335,12 @@ def _fill(statuses: Any, ends: list[Status]) -> None:
 
 def _first(requests: Sequence[Request]) -> int:
     """Return the number of the operation that was complete first; UNDEFINED when none is under way."""
-    found = [
-        (max((part.arrival if isinstance(part, LocatedRequest) else part.end for part in r.held.parts), default=0.0), k)
-        for k, r in enumerate(requests)
-        if r.held is not None and r.held.active and r.held.ready()
-    ]
-    return min(found)[1] if found else UNDEFINED
+
+    def end(k: int) -> float:
+        ends = [part.arrival if isinstance(part, LocatedRequest) else part.end for part in requests[k].named.parts]
+        return max(ends, default=0.0)
+
+    return min((k for k, request in enumerate(requests) if request._ready), key=end, default=UNDEFINED)
 
 
 def _wait_for(requests: Sequence[Request], how_many: Callable[[Any], bool], polls: bool = False) -> bool:
@@ -403,7 +368,7 @@ class Prequest(Request):
 
     def Start(self) -> None:
         """Begin the operation."""
-        pending = self._pending()
+        pending = self.named
         if pending.start is None or pending.active:
             raise failed("ERR_REQUEST", "Start of an operation that is under way; wait for it first")
         now = pending.start()
@@ -429,16 +394,11 @@ class Grequest(Request):
         raise unsupported("MPI.Grequest.Start", "let the program keep what it waits for")
 
 
-class Held:
+class Held(NamedTuple):
     """A message that a matched probe has taken. comm: its communicator. send: None for one from PROC_NULL."""
 
-    def __init__(self, comm: Any, send: LocatedRequest | None) -> None:
-        self.comm, self.send = comm, send
-
-
-def _is_constant(handle: Handle) -> bool:
-    """Return whether a handle is MPI's constant itself, which stays as it is."""
-    return getattr(sys.modules["mpi4py.MPI"], handle.predefined, None) is handle
+    comm: Any
+    send: LocatedRequest | None
 
 
 NO_MESSAGE = Held(None, None)  # what a matched probe of PROC_NULL finds
@@ -447,8 +407,8 @@ NO_MESSAGE = Held(None, None)  # what a matched probe of PROC_NULL finds
 class Message(Handle):
     """The handle of a message that a matched probe has found."""
 
-    is_handle = True
     held: Held | None
+    named = Named[Held]("ERR_REQUEST", "the message is MESSAGE_NULL: it has been received")
 
     @classmethod
     def Probe(cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> "Message":
@@ -464,11 +424,9 @@ class Message(Handle):
     probe, iprobe = Probe, Iprobe
 
     def _receive(self, message: Any, is_object: bool) -> Request:
-        if self.held is None:
-            raise failed("ERR_REQUEST", "the message is MESSAGE_NULL: it has been received")
-        if self.predefined and _is_constant(self):
-            return Request.of(Pending(None, fields=NO_PROC))
-        held, self.held = self.held, None
+        held = self.named
+        if getattr(sys.modules["mpi4py.MPI"], self.predefined or "none", None) is not self:  # a constant stays
+            self.held = None
         if held.send is None:
             return Request.of(Pending(None, fields=NO_PROC))
         buffer = None if is_object else one(message, True)

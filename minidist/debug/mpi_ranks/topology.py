@@ -17,8 +17,8 @@ import numpy as np
 
 from minidist.core import collectives
 from minidist.core.comm.communicator import PointToPoint
-from minidist.debug.mpi_ranks.buffers import Buffer, each, one, vector
-from minidist.debug.mpi_ranks.collective import Plan, collective, to_bytes
+from minidist.debug.mpi_ranks.buffers import Buffer, as_many, each, one, vector
+from minidist.debug.mpi_ranks.collective import Plan, collective, size_of, to_bytes
 from minidist.debug.mpi_ranks.communicator import Comm, Intracomm
 from minidist.debug.mpi_ranks.constants import PROC_NULL, UNDEFINED, failed
 from minidist.debug.mpi_ranks.objects import pickle
@@ -34,16 +34,19 @@ class Neighbors:
     """
 
     kind: int
-    communicator: type[Intracomm]
+    communicator: "type[Topocomm]"
 
     def __init__(self, sources: Sequence[tuple[int, int]], destinations: Sequence[tuple[int, int]]) -> None:
         self.sources, self.destinations = list(sources), list(destinations)
 
 
 class Topocomm(Intracomm):
-    """A communicator with a topology."""
+    """A communicator with a topology. needs: its class, which a subclass names as `of`."""
 
-    needs: ClassVar[tuple[type, ...]] = (Neighbors,)
+    needs: ClassVar[type[Neighbors]] = Neighbors
+
+    def __init_subclass__(cls, of: type[Neighbors]) -> None:
+        cls.needs, of.communicator = of, cls
 
     def __new__(cls, comm: Any = None) -> Any:
         if comm is not None and comm.held is not None and not isinstance(comm.held.topology, cls.needs):
@@ -97,10 +100,8 @@ class Grid(Neighbors):
         return self.rank_at(coords)
 
 
-class Cartcomm(Topocomm):
+class Cartcomm(Topocomm, of=Grid):
     """A communicator whose ranks form a grid."""
-
-    needs = (Grid,)
 
     def Get_dim(self) -> int:
         return len(self.place.dims)
@@ -151,9 +152,6 @@ class Cartcomm(Topocomm):
     dims = property(lambda self: list(self.place.dims))
     periods = property(lambda self: [int(periodic) for periodic in self.place.periods])
     coords = property(lambda self: self.place.coords(self.place.rank))
-
-
-Grid.communicator = Cartcomm
 
 
 def compute_dims(nnodes: int, dims: Any) -> list[int]:
@@ -224,10 +222,8 @@ class Graph(Neighbors):
         return self.edges[self.index[rank - 1] if rank else 0 : self.index[rank]]
 
 
-class Graphcomm(Topocomm):
+class Graphcomm(Topocomm, of=Graph):
     """A communicator whose ranks form a graph that all of them know."""
-
-    needs = (Graph,)
 
     def Get_dims(self) -> tuple[int, int]:
         """Return the number of ranks and of edges."""
@@ -253,12 +249,9 @@ class Graphcomm(Topocomm):
     nneighbors = property(lambda self: len(self.neighbors))
 
 
-Graph.communicator = Graphcomm
-
-
 def create_graph(self: Comm, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
     """Return a communicator whose ranks form a graph."""
-    ends = _ends(index, edges)
+    ends = _ends(index)
     comm = self.context.comm
     comm.collective("Create_graph")
     inside = comm.rank < len(ends)
@@ -266,16 +259,16 @@ def create_graph(self: Comm, index: Sequence[int], edges: Sequence[int], reorder
     return self.make(comm.members[: len(ends)], "graph", topology=topology)
 
 
-def _ends(index: Sequence[int], edges: Sequence[int]) -> list[int]:
+def _ends(index: Sequence[int]) -> list[int]:
     """Return the number of edges up to each rank; a leading 0 is left out."""
     ends = list(index)
-    return ends[1:] if ends and ends[0] == 0 and (len(ends) > 1 or not edges) and len(ends) > 1 else ends
+    return ends[1:] if len(ends) > 1 and ends[0] == 0 else ends
 
 
 def graph_map(self: Comm, index: Sequence[int], edges: Sequence[int]) -> int:
     """Return the rank that this one would have in a graph."""
     rank = self.Get_rank()
-    return rank if rank < len(_ends(index, edges)) else UNDEFINED
+    return rank if rank < len(_ends(index)) else UNDEFINED
 
 
 class Distributed(Neighbors):
@@ -288,10 +281,8 @@ class Distributed(Neighbors):
         self.weights = weights
 
 
-class Distgraphcomm(Topocomm):
+class Distgraphcomm(Topocomm, of=Distributed):
     """A communicator whose ranks form a graph, in which each knows only its neighbors."""
-
-    needs = (Distributed,)
 
     def Get_dist_neighbors_count(self) -> tuple[int, int, bool]:
         """Return the number of ranks it receives from and sends to, and whether edges have weights."""
@@ -300,9 +291,6 @@ class Distgraphcomm(Topocomm):
     def Get_dist_neighbors(self) -> tuple[list[int], list[int], Any]:
         """Return the ranks it receives from and sends to, and the weights."""
         return self.inedges, self.outedges, self.place.weights
-
-
-Distributed.communicator = Distgraphcomm
 
 
 def _weights(given: Any, edges: Sequence[int]) -> list[int] | None:
@@ -382,6 +370,27 @@ def exchange(
     call.waitall([*receives, *sends])
 
 
+def parts(message: Any, writable: bool, neighbors: int, letter: str) -> list[Buffer]:
+    """Return a buffer for each neighbor. letter: "" for equal parts, "v" for other sizes, "w" for other datatypes."""
+    if letter == "w":
+        return each(message, writable, neighbors)
+    if letter == "v":
+        return vector(message, writable, neighbors).blocks()
+    return one(message, writable, blocks=max(1, neighbors)).blocks()[:neighbors]
+
+
+def neighbor_allgather(self: Topocomm, sendbuf: Any, recvbuf: Any, *, letter: str) -> Plan:
+    """Send a buffer to each destination, and receive one from each source."""
+    targets = parts(recvbuf, True, self.indegree, letter)
+    return _among_neighbors(self, [one(sendbuf, False)] * self.outdegree, targets)
+
+
+def neighbor_alltoall(self: Topocomm, sendbuf: Any, recvbuf: Any, *, letter: str) -> Plan:
+    """Send a part of a buffer to each destination, and receive one from each source."""
+    sources = parts(sendbuf, False, self.outdegree, letter)
+    return _among_neighbors(self, sources, parts(recvbuf, True, self.indegree, letter))
+
+
 def _among_neighbors(self: Topocomm, sources: Sequence[Buffer], targets: Sequence[Buffer]) -> Plan:
     """Return the plan of an exchange of one buffer with each neighbor."""
     topology = self.place
@@ -396,38 +405,9 @@ def _among_neighbors(self: Topocomm, sources: Sequence[Buffer], targets: Sequenc
     return Plan(run)
 
 
-@on_topology("Neighbor_allgather")
-def neighbor_allgather(self: Topocomm, sendbuf: Any, recvbuf: Any) -> Plan:
-    """Send a buffer to each destination, and receive one from each source."""
-    targets = one(recvbuf, True, blocks=max(1, self.indegree)).blocks()[: self.indegree]
-    return _among_neighbors(self, [one(sendbuf, False)] * self.outdegree, targets)
-
-
-@on_topology("Neighbor_allgatherv")
-def neighbor_allgatherv(self: Topocomm, sendbuf: Any, recvbuf: Any) -> Plan:
-    """Send a buffer to each destination, and receive one of another size from each source."""
-    targets = vector(recvbuf, True, self.indegree).blocks()
-    return _among_neighbors(self, [one(sendbuf, False)] * self.outdegree, targets)
-
-
-@on_topology("Neighbor_alltoall")
-def neighbor_alltoall(self: Topocomm, sendbuf: Any, recvbuf: Any) -> Plan:
-    """Send a part of a buffer to each destination, and receive one from each source."""
-    sources = one(sendbuf, False, blocks=max(1, self.outdegree)).blocks()[: self.outdegree]
-    return _among_neighbors(self, sources, one(recvbuf, True, blocks=max(1, self.indegree)).blocks()[: self.indegree])
-
-
-@on_topology("Neighbor_alltoallv")
-def neighbor_alltoallv(self: Topocomm, sendbuf: Any, recvbuf: Any) -> Plan:
-    """Send a part of a buffer to each destination, and receive one from each source; parts have different sizes."""
-    sources = vector(sendbuf, False, self.outdegree).blocks()
-    return _among_neighbors(self, sources, vector(recvbuf, True, self.indegree).blocks())
-
-
-@on_topology("Neighbor_alltoallw")
-def neighbor_alltoallw(self: Topocomm, sendbuf: Any, recvbuf: Any) -> Plan:
-    """Send a part of a buffer to each destination, and receive one from each source; parts have different datatypes."""
-    return _among_neighbors(self, each(sendbuf, False, self.outdegree), each(recvbuf, True, self.indegree))
+for _plan, _letters in ((neighbor_allgather, ("", "v")), (neighbor_alltoall, ("", "v", "w"))):
+    for _letter in _letters:
+        on_topology(f"{_plan.__name__.capitalize()}{_letter}")(partial(_plan, letter=_letter))
 
 
 def _objects(self: Topocomm, values: Sequence[Any]) -> Plan:
@@ -436,7 +416,7 @@ def _objects(self: Topocomm, values: Sequence[Any]) -> Plan:
     def run(call: PointToPoint) -> list[Any]:
         outgoing = [to_bytes(value) for value in values]
         sizes = [np.zeros(1, np.int64) for _ in topology.sources]
-        exchange(call, topology, [np.array([data.size], np.int64) for data in outgoing], sizes)
+        exchange(call, topology, [size_of(data) for data in outgoing], sizes)
         incoming = [np.empty(int(size[0]), np.uint8) for size in sizes]
         exchange(call, topology, outgoing, incoming)
         return [pickle.loads(data) for data in incoming]
@@ -453,6 +433,4 @@ def neighbor_allgather_objects(self: Topocomm, sendobj: Any) -> Plan:
 @on_topology("neighbor_alltoall")
 def neighbor_alltoall_objects(self: Topocomm, sendobj: Sequence[Any]) -> Plan:
     """Send each destination its object, and return the list of those of the sources."""
-    if len(sendobj) != self.outdegree:
-        raise ValueError(f"expecting {self.outdegree} items, got {len(sendobj)}")
-    return _objects(self, sendobj)
+    return _objects(self, as_many(sendobj, self.outdegree))

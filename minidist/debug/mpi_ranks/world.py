@@ -27,7 +27,7 @@ class MPIWorld(SimWorld):
         self.processes: dict[int, RankProcess] = {}
         self.computed = [0.0] * ranks
         self.entered = [0.0] * ranks
-        self.buffered = [0] * ranks  # bytes of the buffer that each rank has attached for Bsend
+        self.buffered: dict[int, Any] = {}  # by rank: the buffer that it has attached for Bsend
         self.names: dict[str, str] = {}  # that the program has given to communicators
         self.lost: list[str] = []
         self.unwaited: list[str] = []

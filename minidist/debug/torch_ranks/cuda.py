@@ -14,10 +14,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -29,7 +28,7 @@ from torch.utils._device import DeviceContext
 from minidist.comm.call_site import CallSite, call_site
 from minidist.core.base.errors import UsageError
 from minidist.debug.torch_ranks import sync_batch_norm
-from minidist.debug.torch_ranks.isolation import of_program, when_imported
+from minidist.debug.torch_ranks.isolation import Changes, of_program, replaced, when_imported
 from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
 
 CPU, Device = torch.device("cpu"), torch.device
@@ -73,10 +72,7 @@ class CudaOnCpu:
     def on_cpu(self, device: Any) -> Any:
         """Return the CPU for a CUDA device, however it is written; anything else as it is."""
         is_index = isinstance(device, int) and not isinstance(device, bool)
-        if is_index or (isinstance(device, str) and device.partition(":")[0] == "cuda"):
-            self.note()
-            return CPU
-        if isinstance(device, Device) and device.type == "cuda":
+        if is_index or (isinstance(device, str | Device) and str(device).partition(":")[0] == "cuda"):
             self.note()
             return CPU
         return device
@@ -141,16 +137,17 @@ def names_host(function: Any, args: Any, kwargs: Any) -> bool:
     return function is torch.Tensor.cpu or target == "cpu" or (isinstance(target, Device) and target == CPU)
 
 
+def nothing(*_: Any, **__: Any) -> None:
+    """Take the place of what only waits, counts or marks on a GPU."""
+
+
 class Stream:
     """Takes the place of a CUDA stream: work is done when it has been called."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device, self.cuda_stream, self.stream_id = Device("cuda", 0), 0, 0
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("synchronize", "wait_event", "wait_stream", "wait", "record"):
-            return lambda *_, **__: None
-        raise AttributeError(name)
+    synchronize = wait_event = wait_stream = wait = record = nothing
 
     def query(self) -> bool:
         """Return that all is done."""
@@ -219,7 +216,7 @@ def answers(run: CudaOnCpu) -> dict[str, Callable[..., Any]]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 34
     properties = {"name": "CPU", "total_memory": memory, "major": 0, "minor": 0, "multi_processor_count": 1}
     return {
-        **dict.fromkeys(NOTHING, lambda *_, **__: None),
+        **dict.fromkeys(NOTHING, nothing),
         **dict.fromkeys(ZERO, lambda *_, **__: 0),
         **dict.fromkeys(GRAPHS, no_graph),
         "synchronize": synchronize,
@@ -267,8 +264,13 @@ def answering(
     return function
 
 
-def replacements(run: CudaOnCpu) -> Iterator[tuple[Any, str, Any]]:
+def replacements(run: CudaOnCpu) -> Changes:
     """Yield (object, name, what takes the place) for all of torch that is told a device."""
+
+    def to_cuda(module: Any, device: Any = None, non_blocking: bool = False) -> Any:
+        run.note()
+        return module
+
     found = answers(run)
     for module in (torch.cuda, torch.accelerator):
         for name, answer in found.items():
@@ -276,7 +278,7 @@ def replacements(run: CudaOnCpu) -> Iterator[tuple[Any, str, Any]]:
             is_question = name in QUESTIONS
             yield module, name, answer if isinstance(original, type) else answering(run, original, answer, is_question)
     for name in ("range_push", "range_pop", "mark"):
-        yield torch.cuda.nvtx, name, lambda *_, **__: None
+        yield torch.cuda.nvtx, name, nothing
     yield torch.cuda.nvtx, "range", lambda *_, **__: nullcontext()
     yield dist, "is_nccl_available", answering(run, dist.is_nccl_available, lambda: True)
 
@@ -297,18 +299,18 @@ def replacements(run: CudaOnCpu) -> Iterator[tuple[Any, str, Any]]:
     ):
         yield holder, name, with_cpu(run, getattr(holder, name), device, place)
     for kind in (nn.Module, torch.storage._StorageBase):
-        yield kind, "cuda", _to_cuda(run)
+        yield kind, "cuda", to_cuda
     yield nn.SyncBatchNorm, "forward", sync_batch_norm.forward
     for kernel in sync_batch_norm.KERNELS:
         yield torch, kernel.__name__, kernel
 
-    yield torch.Tensor, "record_stream", lambda *_: None
+    yield torch.Tensor, "record_stream", nothing
 
     # What chooses a device of the process.
     ddp = nn.parallel.DistributedDataParallel
     yield ddp, "__init__", without(run, ddp.__init__, "device_ids", "output_device")
     yield ddp, "_check_comm_hook", _check_comm_hook(ddp._check_comm_hook)
-    yield ddp, "_passing_sync_batchnorm_handle", lambda *_: None  # which refuses the CPU
+    yield ddp, "_passing_sync_batchnorm_handle", nothing  # which refuses the CPU
     yield torch, "load", _load(torch.load)
     for module in (dist, dist.distributed_c10d):
         yield module, "init_process_group", without(run, dist.init_process_group, "device_id")
@@ -316,14 +318,6 @@ def replacements(run: CudaOnCpu) -> Iterator[tuple[Any, str, Any]]:
 
 def _is_index(args: Any, kwargs: Any) -> bool:
     return len(args) == 1 and not kwargs and isinstance(args[0], int)
-
-
-def _to_cuda(run: CudaOnCpu) -> Callable[..., Any]:
-    def cuda(module: Any, device: Any = None, non_blocking: bool = False) -> Any:
-        run.note()
-        return module
-
-    return cuda
 
 
 def with_cpu(run: CudaOnCpu, original: Any, name: str, place: int) -> Callable[..., Any]:
@@ -377,7 +371,7 @@ def _check_comm_hook(original: Any) -> Callable[..., Any]:
     return check
 
 
-def _fsdp(module: Any) -> Iterator[tuple[Any, str, Any]]:
+def _fsdp(module: Any) -> Changes:
     """Let FullyShardedDataParallel be told the CPU, whatever device its program names."""
     original = module.FullyShardedDataParallel.__init__
 
@@ -393,9 +387,6 @@ def _fsdp(module: Any) -> Iterator[tuple[Any, str, Any]]:
 def cuda_on_cpu(devices: int) -> Iterator[CudaOnCpu]:
     """Let programs of ranks name CUDA devices inside the block. A rank's thread enters `CpuForCuda` in addition."""
     run = CudaOnCpu(devices)
-    with ExitStack() as stack:
-        for holder, name, replacement in list(replacements(run)):
-            if hasattr(holder, name):  # in this version of torch
-                stack.enter_context(mock.patch.object(holder, name, replacement))
-        stack.enter_context(when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", _fsdp))
+    fsdp = when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", _fsdp)
+    with replaced(list(replacements(run))), fsdp:
         yield run

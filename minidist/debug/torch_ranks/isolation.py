@@ -12,8 +12,9 @@ import importlib.util
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 from unittest import mock
 
@@ -157,7 +158,17 @@ def of_program(depth: int = 2) -> bool:
     return in_rank() and name.partition(".")[0] != "torch"
 
 
-Changes = Callable[[Any], Iterator[tuple[Any, str, Any]]]
+Changes = Iterator[tuple[Any, str, Any]]  # (object, name of an attribute, what takes its place)
+
+
+@contextmanager
+def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Let the attributes that this version of torch has be others inside the block."""
+    with ExitStack() as stack:
+        for holder, name, replacement in changes:
+            if hasattr(holder, name):
+                stack.enter_context(mock.patch.object(holder, name, replacement))
+        yield
 
 
 class _Finder:
@@ -185,16 +196,15 @@ class _Finder:
 
 
 @contextmanager
-def when_imported(name: str, changes: Changes) -> Iterator[None]:
+def when_imported(name: str, changes: Callable[[Any], Changes]) -> Iterator[None]:
     """Change a module when the program imports it inside the block: importing it now would take seconds.
 
-    changes: (module) -> (object, name, what takes its place), and all of it is undone after the block.
+    changes: of the module. All of them are undone after the block.
     """
     with ExitStack() as stack:
 
         def change(module: Any) -> None:
-            for holder, attribute, replacement in changes(module):
-                stack.enter_context(mock.patch.object(holder, attribute, replacement))
+            stack.enter_context(replaced(changes(module)))
 
         if name in sys.modules:
             change(sys.modules[name])
@@ -205,7 +215,7 @@ def when_imported(name: str, changes: Changes) -> Iterator[None]:
         yield
 
 
-def same_greeting(stages: Any) -> Iterator[tuple[Any, str, Any]]:
+def same_greeting(stages: Any) -> Changes:
     """Let stages of a pipeline greet each other in one dtype: torch 2.9 sends int64, and receives it as float32."""
     kind = stages._PipelineStageBase
     original = getattr(kind, "_get_init_p2p_neighbors_ops", None)
@@ -220,7 +230,7 @@ def same_greeting(stages: Any) -> Iterator[tuple[Any, str, Any]]:
         yield kind, "_get_init_p2p_neighbors_ops", operations
 
 
-def own_groups(module: Any) -> Iterator[tuple[Any, str, Any]]:
+def own_groups(module: Any) -> Changes:
     """Let functions whose default is the group of all ranks, as it was when a rank imported them, take every rank's."""
     for function in vars(module).values():
         defaults = getattr(function, "__defaults__", None) or ()
@@ -229,7 +239,7 @@ def own_groups(module: Any) -> Iterator[tuple[Any, str, Any]]:
             yield function, "__defaults__", own
 
 
-def one_profiler() -> Iterator[tuple[Any, str, Any]]:
+def one_profiler() -> Changes:
     """Let one rank at a time profile: torch's profiler belongs to the process, which two of them end."""
     start, stop, active = torch.profiler.profile.start, torch.profiler.profile.stop, list[Any]()
 
@@ -260,10 +270,9 @@ def backend_of(original: Callable[..., Any]) -> Callable[..., Any]:
     return get_backend
 
 
-@contextmanager
-def isolated() -> Iterator[None]:
-    """Keep the process groups of ranks apart inside the block, and let them be groups of the simulated world."""
-    make_group = distributed_c10d._new_process_group_helper
+def simulated_groups() -> Changes:
+    """Let every process group be one of the simulated world, in torch's own objects: each thread has other contents."""
+    pool, make_group = concurrent.futures.ThreadPoolExecutor, distributed_c10d._new_process_group_helper
 
     def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
         """Take the place of torch's, by which processes find each other: the ranks of a world know each other."""
@@ -290,28 +299,27 @@ def isolated() -> Iterator[None]:
             made[0].asked_for = getattr(dist.group.WORLD, "asked_for", "") if asked == BACKEND else asked
         return made
 
+    yield distributed_c10d, "_world", GroupsOfThread()
+    yield distributed_c10d, "rendezvous", rendezvous
+    yield distributed_c10d, "_new_process_group_helper", make_simulated_group
+    # That of NCCL is known where NCCL is.
+    yield distributed_c10d, "_get_default_timeout", lambda *_: distributed_c10d.default_pg_timeout
+    yield sys, "excepthook", sys.excepthook  # torch puts the rank before an error
+    yield pool, "submit", submit_here(pool.submit)
+    yield RankStore, "of_run", {}
+    for module in (dist, distributed_c10d):
+        yield module, "get_backend", backend_of(dist.get_backend)
+        yield module, "TCPStore", RankTCPStore
+        yield module, "FileStore", RankFileStore
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Keep the process groups of ranks apart inside the block, and let them be groups of the simulated world."""
     with ExitStack() as stack:
-        # Threads of one process see one object each in place of torch's own.
-        stack.enter_context(mock.patch.object(distributed_c10d, "_world", GroupsOfThread()))
-        stack.enter_context(mock.patch.object(distributed_c10d, "rendezvous", rendezvous))
-        stack.enter_context(mock.patch.object(distributed_c10d, "_new_process_group_helper", make_simulated_group))
-        # That of NCCL is known where NCCL is.
-        default: Any = {"return_value": distributed_c10d.default_pg_timeout}
-        stack.enter_context(mock.patch.object(distributed_c10d, "_get_default_timeout", **default))
-        stack.enter_context(mock.patch.object(sys, "excepthook", sys.excepthook))  # torch puts the rank before an error
+        stack.enter_context(replaced(chain(simulated_groups(), one_profiler())))
         stack.enter_context(when_imported("torch.distributed.pipelining.stage", same_greeting))
         stack.enter_context(when_imported("torch.distributed.nn.functional", own_groups))
-        pool = concurrent.futures.ThreadPoolExecutor
-        stack.enter_context(mock.patch.object(pool, "submit", submit_here(pool.submit)))
-        stack.enter_context(mock.patch.object(RankStore, "of_run", {}))
-        for holder, name, replacement in one_profiler():
-            stack.enter_context(mock.patch.object(holder, name, replacement))
-        for module in (dist, distributed_c10d):
-            stack.enter_context(mock.patch.object(module, "get_backend", backend_of(dist.get_backend)))
-        for module in (dist, distributed_c10d):
-            for name, kind in (("TCPStore", RankTCPStore), ("FileStore", RankFileStore)):
-                if hasattr(module, name):
-                    stack.enter_context(mock.patch.object(module, name, kind))
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         stack.callback(torch._C._distributed_c10d._set_thread_isolation_mode, False)
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())

@@ -10,7 +10,6 @@ Proved by: tests/torch_ranks/test_program.py
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -179,31 +178,31 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         self,
         opts: Any,
         collective: Callable[..., Any],
-        arguments: Sequence[Any],
-        write: Callable[[Any], None],
-        tensors: Tensors,
-        sent: Tensors,
+        inputs: Tensors,
+        outputs: Tensors,
+        *arguments: Any,
         **keywords: Any,
     ) -> SimulatedWork:
-        """Begin one of our collectives with these arguments. write: puts its result into the tensors.
+        """Begin one of our collectives of the elements of `inputs`, which writes its result into `outputs`.
 
-        tensors: that are written; sent: that this rank passes, which reports name in place of our arrays.
+        inputs: none where this rank passes nothing; reports name them in place of our arrays.
         """
+        arrays = [array_of(each) for each in inputs]
+        array = np.concatenate(arrays) if len(arrays) > 1 else next(iter(arrays), None)
 
         def start(async_op: bool) -> Any:
-            self.comm.passed = passed(sent)
+            self.comm.passed = passed(inputs)
             try:
-                return collective(self.comm, *arguments, async_op=async_op, **keywords)
+                return collective(self.comm, array, *arguments, async_op=async_op, **keywords)
             finally:
                 self.comm.passed = None
 
         if not getattr(opts, "asyncOp", True):
-            result = self.thread.call(lambda: start(False))
-            write(result)
-            return self._done(tensors)
+            put_parts(self.thread.call(lambda: start(False)), outputs)
+            return self._done(outputs)
         ours = self.thread.call(lambda: start(True))
-        what = f"{ours.comm.operation.partition('/')[0]}{described(sent)}"
-        return self._work(lambda: write(self.thread.call(ours.wait)), tensors, what, sent)
+        what = f"{ours.comm.operation.partition('/')[0]}{described(inputs)}"
+        return self._work(lambda: put_parts(self.thread.call(ours.wait), outputs), outputs, what, inputs)
 
     def _done(self, tensors: Tensors = ()) -> SimulatedWork:
         """Return a work that has been waited for."""
@@ -216,42 +215,28 @@ class SimulatedProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: Tensors, opts: Any = None) -> SimulatedWork:
         """Replace every rank's tensor by the reduction of all."""
         opts = dist.AllreduceOptions() if opts is None else opts
-        op, (tensor,) = reduction_of(opts.reduceOp), tensors
-        arguments = array_of(tensor), op
-        return self._run(opts, collectives.all_reduce, arguments, lambda r: put(r, tensor), tensors, tensors)
+        return self._run(opts, collectives.all_reduce, tensors, tensors, reduction_of(opts.reduceOp))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> SimulatedWork:
         return self._all([self.allreduce([tensor], opts) for tensor in tensors], tensors)
 
     def reduce(self, tensors: Tensors, opts: Any) -> SimulatedWork:
         """Give the root the reduction of all ranks' tensors."""
-        op, (tensor,) = reduction_of(opts.reduceOp), tensors
-        arguments = array_of(tensor), opts.rootRank, op
-
-        def write(result: Any) -> None:
-            if result is not None:
-                put(result, tensor)
-
-        return self._run(opts, collectives.reduce, arguments, write, tensors, tensors)
+        return self._run(opts, collectives.reduce, tensors, tensors, opts.rootRank, reduction_of(opts.reduceOp))
 
     def broadcast(self, tensors: Tensors, opts: Any) -> SimulatedWork:
         """Replace every rank's tensor by the root's."""
-        (tensor,) = tensors
-        arguments = array_of(tensor), opts.rootRank
-        return self._run(opts, collectives.broadcast, arguments, lambda r: put(r, tensor), tensors, tensors)
+        return self._run(opts, collectives.broadcast, tensors, tensors, opts.rootRank)
 
     def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> SimulatedWork:
         """Give every rank the tensors of all, which may have other sizes on other ranks."""
-        (outputs,), (tensor,) = output_tensors, input_tensors
-        write, counts = partial(put_parts, tensors=outputs), [elements(output) for output in outputs]
-        return self._run(
-            opts, collectives.all_gather, (array_of(tensor),), write, outputs, input_tensors, counts=counts
-        )
+        (outputs,) = output_tensors
+        counts = [elements(output) for output in outputs]
+        return self._run(opts, collectives.all_gather, input_tensors, outputs, counts=counts)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> SimulatedWork:
         """Give every rank the tensors of all, one after the other in one tensor."""
-        write = partial(put, tensor=output)
-        return self._run(opts, collectives.all_gather, (array_of(input),), write, [output], [input])
+        return self._run(opts, collectives.all_gather, [input], [output])
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
         works = [self.all_gather_single(out, each, opts) for out, each in zip(outputs, inputs, strict=True)]
@@ -261,46 +246,32 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None
     ) -> SimulatedWork:
         """Give rank r the reduction of all ranks' r-th tensors."""
-        (output,), (inputs,) = output_tensors, input_tensors
-        return self._reduce_scatter(output, inputs, [elements(each) for each in inputs], opts)
+        (inputs,) = input_tensors
+        return self._reduce_scatter(output_tensors, inputs, [elements(each) for each in inputs], opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> SimulatedWork:
         """Give rank r the r-th part of the reduction of all ranks' tensors."""
-        return self._reduce_scatter(output, [input], None, opts)
+        return self._reduce_scatter([output], [input], None, opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
         works = [self.reduce_scatter_single(out, each, opts) for out, each in zip(outputs, inputs, strict=True)]
         return self._all(works, outputs)
 
-    def _reduce_scatter(
-        self, output: torch.Tensor, inputs: Tensors, counts: list[int] | None, opts: Any
-    ) -> SimulatedWork:
-        array = np.concatenate([array_of(each) for each in inputs])
+    def _reduce_scatter(self, outputs: Tensors, inputs: Tensors, counts: list[int] | None, opts: Any) -> SimulatedWork:
         opts = dist.ReduceScatterOptions() if opts is None else opts
-        arguments, write = (array, reduction_of(opts.reduceOp)), partial(put, tensor=output)
-        return self._run(opts, collectives.reduce_scatter, arguments, write, [output], inputs, counts=counts)
+        op = reduction_of(opts.reduceOp)
+        return self._run(opts, collectives.reduce_scatter, inputs, outputs, op, counts=counts)
 
     def gather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> SimulatedWork:
         """Give the root the tensors of all ranks."""
-        (tensor,) = input_tensors
         outputs = output_tensors[0] if self.comm.rank == opts.rootRank else []
-        arguments = array_of(tensor), opts.rootRank
-
-        def write(result: Any) -> None:
-            if result is not None:
-                put_parts(result, outputs)
-
-        return self._run(opts, collectives.gather, arguments, write, outputs, input_tensors)
+        return self._run(opts, collectives.gather, input_tensors, outputs, opts.rootRank)
 
     def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> SimulatedWork:
         """Give rank r the root's r-th tensor."""
-        (output,) = output_tensors
-        is_root = self.comm.rank == opts.rootRank
-        inputs = input_tensors[0] if is_root else []
-        whole = np.concatenate([array_of(each) for each in inputs]) if is_root else None
-        out = np.empty_like(array_of(output))
-        arguments = whole, out, opts.rootRank
-        return self._run(opts, collectives.scatter, arguments, lambda _: put(out, output), [output], inputs)
+        inputs = input_tensors[0] if self.comm.rank == opts.rootRank else []
+        out = np.empty_like(array_of(output_tensors[0]))
+        return self._run(opts, collectives.scatter, inputs, output_tensors, out, opts.rootRank)
 
     def all_to_all_single(
         self,
@@ -311,27 +282,15 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         opts: Any = None,
     ) -> SimulatedWork:
         """Give rank r the r-th part of every rank's tensor. The sizes count rows."""
-        counts = exchange_counts(output, input, output_split_sizes, input_split_sizes, self.comm.size)
-        return self._exchange(array_of(input), counts, partial(put, tensor=output), [output], [input], opts)
+        sent, received = exchange_counts(output, input, output_split_sizes, input_split_sizes, self.comm.size)
+        named = {"send_counts": sent, "receive_counts": received}
+        return self._run(opts, collectives.all_to_all, [input], [output], **named)
 
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> SimulatedWork:
         """Give rank r every rank's r-th tensor."""
-        array = np.concatenate([array_of(each) for each in input_tensors])
-        counts, write = list_counts(output_tensors, input_tensors), partial(put_parts, tensors=output_tensors)
-        return self._exchange(array, counts, write, output_tensors, input_tensors, opts)
-
-    def _exchange(
-        self,
-        array: np.ndarray,
-        counts: tuple[list[int] | None, list[int] | None],
-        write: Callable[[Any], None],
-        outputs: Tensors,
-        inputs: Tensors,
-        opts: Any,
-    ) -> SimulatedWork:
-        """Begin an all-to-all. counts: elements to each rank, and from each."""
-        named = {"send_counts": counts[0], "receive_counts": counts[1]}
-        return self._run(opts, collectives.all_to_all, (array,), write, outputs, inputs, **named)
+        sent, received = list_counts(output_tensors, input_tensors)
+        named = {"send_counts": sent, "receive_counts": received}
+        return self._run(opts, collectives.all_to_all, input_tensors, output_tensors, **named)
 
     def barrier(self, opts: Any = None) -> SimulatedWork:
         """Block until every rank of the group has entered."""
@@ -408,12 +367,13 @@ def described(tensors: Tensors) -> str:
     return f" of {array[0]}{list(array[1])}" if array else ""
 
 
-def put_parts(array: np.ndarray, tensors: Tensors) -> None:
-    """Copy an array into tensors, one after the other."""
-    start = 0
-    for tensor in tensors:
-        put(array[start : start + elements(tensor)], tensor)
-        start += elements(tensor)
+def put_parts(array: np.ndarray | None, tensors: Tensors) -> None:
+    """Copy an array into tensors, one after the other; a rank that has no result has None."""
+    if array is None:
+        return
+    ends = np.cumsum([elements(tensor) for tensor in tensors])
+    for part, tensor in zip(np.split(array, ends[:-1]), tensors, strict=False):
+        put(part, tensor)
 
 
 def create(options: Any, _: Any = None) -> SimulatedProcessGroup:

@@ -23,11 +23,11 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partialmethod
 from multiprocessing import context as contexts
 from types import FunctionType, ModuleType
-from typing import Any, Protocol
-from unittest import mock
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.multiprocessing as torch_multiprocessing
@@ -35,6 +35,7 @@ from torch import nn
 
 from minidist.comm.call_site import call_site
 from minidist.core.base.errors import UsageError
+from minidist.debug.torch_ranks.isolation import Changes, replaced
 from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
 from minidist.debug.torch_ranks.store import Shared
 from minidist.debug.user_program import UserProgram
@@ -112,14 +113,14 @@ class Processes:
                 " them before init_process_group, in a program that is not a rank"
             )
         try:
-            pickled = dumps(process, forked)
+            pickled: Pickled | None = dumps(process, forked)
         except (pickle.PicklingError, AttributeError, TypeError):
             if not forked:
                 raise
-            pickled = b""  # a forked process has its function without pickling it
+            pickled = None  # a forked process has its function without pickling it
         self.waiting.append((popen, self._program(process, pickled, forked), forked))
 
-    def _program(self, process: Any, pickled: bytes, forked: bool) -> Callable[[], Any]:
+    def _program(self, process: Any, pickled: "Pickled | None", forked: bool) -> Callable[[], Any]:
         program = self.launcher.program
         kept = values_of_main() if forked else {}
 
@@ -190,7 +191,7 @@ class RankQueue:
     """Takes the place of a queue between processes. Whoever waits for a value lets other ranks run."""
 
     def __init__(self, processes: Processes) -> None:
-        self.processes, self.shared, self.values = processes, Shared(), deque[bytes]()
+        self.processes, self.shared, self.values = processes, Shared(), deque[Pickled]()
 
     def put(self, value: Any, block: bool = True, timeout: float | None = None) -> None:
         """Append a copy of a value."""
@@ -199,18 +200,12 @@ class RankQueue:
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Take the first value, once there is one."""
-        if not self.values and self.processes.launcher.is_main():
-            self.processes.run()
-        if not self.values and not block:
+        if self.empty() and not block:
             raise queue.Empty
         self.shared.wait(lambda: bool(self.values), "queue.get()")
         return loads(self.values.popleft())
 
-    def put_nowait(self, value: Any) -> None:
-        self.put(value)
-
-    def get_nowait(self) -> Any:
-        return self.get(block=False)
+    put_nowait, get_nowait = put, partialmethod(get, block=False)
 
     def empty(self) -> bool:
         if not self.values and self.processes.launcher.is_main():
@@ -253,31 +248,25 @@ class _Pickler(pickle.Pickler):
         return id(value)
 
 
-class _Pickled(bytes):
+class Pickled(NamedTuple):
+    """A value as bytes, and what is shared instead of copied, by number."""
+
+    data: bytes
     objects: dict[int, Any]
 
 
-class _Unpickler(pickle.Unpickler):
-    objects: dict[int, Any]
-
-    def persistent_load(self, number: Any) -> Any:
-        return self.objects[number]
-
-
-def dumps(value: Any, forked: bool) -> bytes:
-    """Return a value as bytes, with what is shared instead of copied."""
+def dumps(value: Any, forked: bool) -> Pickled:
+    """Return a value pickled as between processes."""
     file = io.BytesIO()
     pickler = _Pickler(file, forked)
     pickler.dump(value)
-    pickled = _Pickled(file.getvalue())
-    pickled.objects = pickler.objects
-    return pickled
+    return Pickled(file.getvalue(), pickler.objects)
 
 
-def loads(pickled: bytes) -> Any:
+def loads(pickled: Pickled) -> Any:
     """Return the value that `dumps` has been given, of the modules that this rank has imported."""
-    unpickler = _Unpickler(io.BytesIO(pickled))
-    unpickler.objects = getattr(pickled, "objects", {})
+    unpickler: Any = pickle.Unpickler(io.BytesIO(pickled.data))
+    unpickler.persistent_load = pickled.objects.__getitem__
     return unpickler.load()
 
 
@@ -343,16 +332,17 @@ def processes_as_ranks(launcher: Launcher) -> Iterator[Processes]:
     def queue_of(original: Any) -> Any:
         return lambda *args, **kwargs: original(*args, **kwargs) if _of_python() else RankQueue(processes)
 
-    with ExitStack() as stack:
+    def changes() -> Changes:
         for name in ("Process", "SpawnProcess", "ForkProcess", "ForkServerProcess"):
             if kind := getattr(contexts, name, None):
-                stack.enter_context(mock.patch.object(kind, "_Popen", popen(kind._Popen)))
+                yield kind, "_Popen", popen(kind._Popen)
         for holder in (contexts.BaseContext, multiprocessing, torch_multiprocessing):
             for name in QUEUES:
-                stack.enter_context(mock.patch.object(holder, name, queue_of(getattr(holder, name))))
-        for name in ("spawn", "start_processes"):
-            stack.enter_context(mock.patch.object(torch_multiprocessing, name, start_processes))
-            module = sys.modules["torch.multiprocessing.spawn"]
-            stack.enter_context(mock.patch.object(module, name, start_processes))
-        stack.enter_context(mock.patch.object(subprocess.Popen, "__init__", without_ranks(subprocess.Popen.__init__)))
+                yield holder, name, queue_of(getattr(holder, name))
+        for module in (torch_multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+            for name in ("spawn", "start_processes"):
+                yield module, name, start_processes
+        yield subprocess.Popen, "__init__", without_ranks(subprocess.Popen.__init__)
+
+    with replaced(changes()):
         yield processes

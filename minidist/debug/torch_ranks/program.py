@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -32,7 +31,7 @@ from minidist.debug import user_program
 from minidist.debug.rank_process import Beginning, RankProcess, UserModules, own_process_state
 from minidist.debug.results import unlike_line
 from minidist.debug.torch_ranks.cuda import CpuForCuda, CudaOnCpu, cuda_on_cpu
-from minidist.debug.torch_ranks.isolation import TorchState, isolated, random_numbers_from
+from minidist.debug.torch_ranks.isolation import TorchState, isolated, random_numbers_from, replaced
 from minidist.debug.torch_ranks.process_group import register
 from minidist.debug.torch_ranks.processes import Processes, processes_as_ranks
 from minidist.debug.torch_ranks.rank_thread import RankThread, current_rank
@@ -271,11 +270,10 @@ def groups_begin_when_asked(wanted: bool) -> Iterator[None]:
             dist.init_process_group("gloo")
         return get_group()
 
-    with ExitStack() as stack:
-        # In every module that has imported it by its name, such as DistributedDataParallel's.
-        for module in list(sys.modules.values()) if wanted else ():
-            if getattr(module, "__dict__", {}).get(name) is get_group:
-                stack.enter_context(mock.patch.object(module, name, begin_and_get))
+    # In every module that has imported it by its name, such as DistributedDataParallel's.
+    modules = list(sys.modules.values()) if wanted else []
+    own = [module for module in modules if getattr(module, "__dict__", {}).get(name) is get_group]
+    with replaced((module, name, begin_and_get) for module in own):
         yield
 
 

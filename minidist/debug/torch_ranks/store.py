@@ -11,9 +11,9 @@ Proved by: tests/torch_ranks/test_processes.py
 
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch.distributed as dist
@@ -45,8 +45,7 @@ class Shared:
     stores: kept until the run is over; a PrefixStore keeps only the half of a store that is not Python's.
     """
 
-    values: dict[str, bytes] = field(default_factory=dict)
-    queues: dict[str, deque[Any]] = field(default_factory=dict)
+    store: dist.HashStore = field(default_factory=dist.HashStore)
     waiting: list[tuple[Any, Any]] = field(default_factory=list)
     stores: list[Any] = field(default_factory=list)
 
@@ -76,7 +75,7 @@ class Shared:
 
 
 class RankStore(dist.Store):
-    """A store of torch that the ranks of a run share."""
+    """A store of torch that the ranks of a run share: a HashStore, in which whoever waits lets other ranks run."""
 
     of_run: ClassVar[dict[Any, Shared]] = {}  # by port or path; each run has another one
 
@@ -85,80 +84,55 @@ class RankStore(dist.Store):
         self.shared = Shared() if shared is None else shared
         self.shared.stores.append(self)
 
-    def set(self, key: str, value: Any) -> None:
-        self.shared.values[key] = value.encode() if isinstance(value, str) else bytes(value)
-        self.shared.changed()
-
     def get(self, key: str) -> bytes:
         """Return the value of a key, once it is set."""
         self.wait([key])
-        return self.shared.values[key]
+        return self.shared.store.get(key)
 
     def wait(self, keys: Iterable[str], timeout: Any = None) -> None:
         """Block until all keys are set. A time limit is that of the run."""
         for key in keys:
-            self.shared.wait(lambda key=key: key in self.shared.values, f"store.wait({key!r})")  # type: ignore[misc]
-
-    def check(self, keys: Iterable[str]) -> bool:
-        return all(key in self.shared.values for key in keys)
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to the number that a key holds, 0 at first; return the sum."""
-        total = int(self.shared.values.get(key, b"0")) + amount
-        self.set(key, str(total))
-        return total
-
-    def append(self, key: str, value: Any) -> None:
-        more = value.encode() if isinstance(value, str) else bytes(value)
-        self.set(key, self.shared.values.get(key, b"") + more)
+            self.shared.wait(partial(self.check, [key]), f"store.wait({key!r})")
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         """Set a key when it holds `expected`, or is not set and `expected` is empty; return what it holds then."""
-        old, new = (each.encode() if isinstance(each, str) else bytes(each) for each in (expected, desired))
-        if self.shared.values.get(key, b"") == old:
-            self.set(key, new)
-        return self.shared.values.get(key, old)
-
-    def delete_key(self, key: str) -> bool:
-        """Delete a key; return whether it was set."""
-        return self.shared.values.pop(key, None) is not None
-
-    def num_keys(self) -> int:
-        return len(self.shared.values)
-
-    deleteKey, getNumKeys = delete_key, num_keys  # as a PrefixStore calls them
-
-    def list_keys(self) -> list[str]:
-        return list(self.shared.values)
+        held = self.shared.store.compare_set(key, expected, desired)
+        if held == (desired.encode() if isinstance(desired, str) else desired):
+            self.shared.changed()
+        return held
 
     def multi_get(self, keys: Iterable[str]) -> list[bytes]:
         """Return the values of several keys, once all are set."""
         return [self.get(key) for key in keys]
 
-    def multi_set(self, keys: Iterable[str], values: Iterable[Any]) -> None:
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
-
-    def queue_push(self, key: str, value: Any) -> None:
-        self.shared.queues.setdefault(key, deque()).append(value.encode() if isinstance(value, str) else bytes(value))
-        self.shared.changed()
-
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take the first value of a queue, once there is one."""
-        queue = self.shared.queues.setdefault(key, deque())
         if block:
-            self.shared.wait(lambda: bool(queue), f"store.queue_pop({key!r})")
-        return bytes(queue.popleft())
-
-    def queue_len(self, key: str) -> int:
-        return len(self.shared.queues.get(key, ()))
-
-    def has_extended_api(self) -> bool:
-        """Return that append, multi_get and multi_set are there."""
-        return True
+            self.shared.wait(lambda: self.queue_len(key) > 0, f"store.queue_pop({key!r})")
+        return self.shared.store.queue_pop(key, False)
 
     def clone(self) -> "RankStore":
         return RankStore(self.shared)
+
+
+def of_hash_store(name: str, changes: bool) -> Callable[..., Any]:
+    """Return the operation of a HashStore. changes: whoever waits looks again after it."""
+
+    def operation(self: RankStore, *arguments: Any) -> Any:
+        result = getattr(self.shared.store, name)(*arguments)
+        if changes:
+            self.shared.changed()
+        return result
+
+    return operation
+
+
+READS = "check delete_key has_extended_api list_keys num_keys queue_len"
+WRITES = "add append multi_set queue_push set"
+for _name in (*READS.split(), *WRITES.split()):
+    if hasattr(dist.HashStore, _name):  # in this version of torch
+        setattr(RankStore, _name, of_hash_store(_name, _name in WRITES.split()))
+RankStore.deleteKey, RankStore.getNumKeys = RankStore.delete_key, RankStore.num_keys  # as a PrefixStore calls them
 
 
 class RankTCPStore(RankStore):

@@ -6,7 +6,7 @@ parameter_shards.py   which parts of the global tensors a rank's arrays are
 rank_state.py         state that belongs to a rank
 axis_state.py         what techniques keep of a data axis
 buffers.py            running statistics
-resume.py             a training job in a checkpoint and back          saved_job.py   what it asks of one
+resume.py             a training job in a checkpoint and back
 saved_model.py        the model of a checkpoint
 huggingface.py        folders of Hugging Face
 storage.py            the file operations of a save

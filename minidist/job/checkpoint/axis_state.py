@@ -2,7 +2,7 @@
 
 State of a rank (`Extension.of_rank`) is stored under the number of that rank, and on another number of ranks the sum of
 all is kept (`rank_state.py`). State that is equal on all ranks of the axis (`Extension.of_axis`) is stored
-once. Sends nothing.
+once. Sends nothing. A strategy is a `train.strategies.mesh.MeshStrategy`.
 
 Proved by: tests/techniques/test_compression.py
 """
@@ -13,14 +13,13 @@ from typing import Any
 from minidist.base.errors import UsageError, quoted_path
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
 from minidist.job.checkpoint.rank_state import rank_state_shards, read_rank_state
-from minidist.job.checkpoint.saved_job import SavedStrategy
 from minidist.techniques import installed
 
 # What a checkpoint says of state whose technique is not installed.
 UNKNOWN = "arrays of a technique", "resume with this technique"
 
 
-def axis_state_shards(strategy: SavedStrategy) -> list[CheckpointShard]:
+def axis_state_shards(strategy: Any) -> list[CheckpointShard]:
     """Return what the job's techniques keep of this rank's data axes, for `save`."""
     shards: list[CheckpointShard] = []
     for name, axis in _named(strategy):
@@ -33,7 +32,7 @@ def axis_state_shards(strategy: SavedStrategy) -> list[CheckpointShard]:
     return shards
 
 
-def load_axis_state(checkpoint: Checkpoint, strategy: SavedStrategy) -> None:
+def load_axis_state(checkpoint: Checkpoint, strategy: Any) -> None:
     """Give every technique its state in the checkpoint. Raises UsageError where state of a rank would be lost."""
     # Which kinds of state each technique has on each axis.
     places = [
@@ -73,7 +72,7 @@ def check_nothing_is_lost(checkpoint: Checkpoint, wanted: Collection[str]) -> No
             )
 
 
-def _named(strategy: SavedStrategy) -> Iterator[tuple[str, Any]]:
+def _named(strategy: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name in the checkpoint, data axis) of each data axis."""
     stages: set[int] = set()
     for axis in strategy.data_axes:

@@ -33,12 +33,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, nearest, quoted, quoted_path, reason
 from minidist.base.files import writing
 from minidist.base.half import named_dtype
 from minidist.base.read_file import parse_json
 from minidist.base.records import Field, Record, WrongValue
-from minidist.core.base import arrays as xp
 from minidist.core.base.random import fingerprint
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import barrier, broadcast

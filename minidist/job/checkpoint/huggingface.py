@@ -103,20 +103,12 @@ def described(config: TrainConfig, vocabulary: int) -> dict[str, Any]:
     }
 
 
-# What a folder means that does not have the key; a key of `described` that is not here must be there.
-DEFAULTS: dict[str, Any] = {
-    "n_inner": None,
-    "activation_function": "gelu_new",
-    "layer_norm_epsilon": 1e-5,
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "rope_scaling": None,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
+# A folder without one of these means what `described` writes; without `rms_norm_eps` it means another value, and every
+# other key of `described` must be there.
+OPTIONAL = (
+    *("n_inner", "activation_function", "layer_norm_epsilon", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
+    *("hidden_act", "rope_theta", "rope_scaling", "attention_bias", "mlp_bias", "tie_word_embeddings", "head_dim"),
+)
 SETTINGS = {  # key -> the setting that must be given the same value
     "n_layer": "layers",
     "n_embd": "width",
@@ -208,13 +200,13 @@ class HuggingFaceFolder:
         rope = content.get("rope_parameters")
         if key in ("rope_theta", "rope_scaling") and isinstance(rope, dict):
             scaled = rope if rope.get("rope_type", "default") != "default" else None
-            return rope.get("rope_theta", DEFAULTS["rope_theta"]) if key == "rope_theta" else scaled
-        missing: dict[str, Any] = {"tie_word_embeddings": self.model == "gpt"}
-        if self.model == "llama":
-            missing |= {"num_key_value_heads": content.get("num_attention_heads"), "head_dim": wanted["head_dim"]}
+            return rope.get("rope_theta", wanted["rope_theta"]) if key == "rope_theta" else scaled
         found = content.get(key)
-        if found is None:
-            found = (DEFAULTS | missing).get(key)
+        if found is None and key in OPTIONAL:
+            found = wanted[key]
+        elif found is None:
+            missing = {"num_key_value_heads": content.get("num_attention_heads"), "rms_norm_eps": 1e-6}
+            found = missing.get(key)
         if key == "n_inner" and found == 4 * wanted["n_embd"]:
             return None
         if key == "activation_function" and found == "gelu_pytorch_tanh":  # another name of the same function

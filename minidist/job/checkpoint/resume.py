@@ -6,6 +6,9 @@ rank, or on 8 as tp 2 x pp 2 x ZeRO 1. On the same layout the next step has the 
 The position in the data is the number of steps: a step's global batch depends on the seed and the step alone. Dropout
 masks depend on seed, step and sample. So there is no random state to save.
 
+Training imports this file, and not the other way round: a job is a `train.job.Job`, a strategy a
+`train.strategies.mesh.MeshStrategy`, and an axis a `train.strategies.data_axis.DataAxis`.
+
 Proved by: tests/checkpoint/test_resume.py, tests/checkpoint/test_layouts.py
 """
 
@@ -40,7 +43,6 @@ from minidist.job.checkpoint.directory import (
 from minidist.job.checkpoint.dry_storage import DryStorage, file_bytes
 from minidist.job.checkpoint.held import LocalShard, ReplicaId
 from minidist.job.checkpoint.parameter_shards import checkpoint_shards
-from minidist.job.checkpoint.saved_job import SavedAxis, SavedJob, SavedStrategy
 from minidist.job.checkpoint.storage import Storage
 from minidist.job.config.models import llama_inner
 from minidist.job.config.pipeline_plan import make_plan
@@ -76,8 +78,8 @@ def fixed_settings() -> tuple[str, ...]:
 def save_job(
     comm: Comm,
     directory: str | Path,
-    job: SavedJob,
-    strategy: SavedStrategy,
+    job: Any,
+    strategy: Any,
     step: int,
     losses: list[float],
     storage: Storage | None = None,
@@ -94,7 +96,7 @@ def save_job(
     return path
 
 
-def saved_bytes(comm: Comm, strategy: SavedStrategy, storage: Storage) -> dict[int, int]:
+def saved_bytes(comm: Comm, strategy: Any, storage: Storage) -> dict[int, int]:
     """Return the bytes of a rank's file of tensors in the last checkpoint, by rank.
 
     The result has this rank and, in a folded run, every rank that it represents.
@@ -142,7 +144,7 @@ def saving_alone(comm: Comm, config: TrainConfig) -> Iterator[Storage]:
 
 
 def job_state(
-    job: SavedJob, step: int, losses: list[float], optimizer_steps: int, scalars: dict[str, Any]
+    job: Any, step: int, losses: list[float], optimizer_steps: int, scalars: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the part of a checkpoint that is not tensors."""
     return {
@@ -205,12 +207,12 @@ def _describing_a_job(checkpoint: Checkpoint, *place: str) -> Iterator[None]:
         ) from None
 
 
-def _job_shards(strategy: SavedStrategy) -> list[CheckpointShard]:
+def _job_shards(strategy: Any) -> list[CheckpointShard]:
     """Return all that this rank holds of a checkpoint."""
     return [*_shards(strategy), *axis_state_shards(strategy), *buffer_shards(strategy.buffers())]
 
 
-def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
+def _shards(strategy: Any) -> list[CheckpointShard]:
     """Return this rank's shards of weights, of what techniques keep with them, and of optimizer state."""
     result: list[CheckpointShard] = []
     for axis in strategy.data_axes:
@@ -240,7 +242,7 @@ def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
     return result
 
 
-def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) -> tuple[int, list[float]]:
+def resume_job(directory: str | Path, job: Any, strategy: Any) -> tuple[int, list[float]]:
     """Load the latest checkpoint, or that of --from-step, into a newly built job; every rank calls it.
 
     Returns (steps done, their losses).
@@ -306,7 +308,7 @@ def resumed_config(config: TrainConfig, batches: Batches) -> TrainConfig:
     return config
 
 
-def load_extensions(job: SavedJob, saved: JobState, checkpoint: Checkpoint) -> None:
+def load_extensions(job: Any, saved: JobState, checkpoint: Checkpoint) -> None:
     """Let the job's extensions continue where those of the checkpoint ended."""
     samples = job.plan.samples_of(checkpoint.step)
     for extension in job.extensions:
@@ -314,7 +316,7 @@ def load_extensions(job: SavedJob, saved: JobState, checkpoint: Checkpoint) -> N
             extension.load(saved.of(extension), samples)
 
 
-def _same_replicas(checkpoint: Checkpoint, config: TrainConfig, strategy: SavedStrategy) -> None:
+def _same_replicas(checkpoint: Checkpoint, config: TrainConfig, strategy: Any) -> None:
     """Raise UsageError when the checkpoint has an optimizer for each of another number of replicas that train alone."""
     stored = {name.split("/")[1] for name in checkpoint.tensors if name.startswith("replica/")}
     replicas = replicas_of(config, strategy.axes.data.size)
@@ -327,7 +329,7 @@ def _same_replicas(checkpoint: Checkpoint, config: TrainConfig, strategy: SavedS
         )
 
 
-def _kept(checkpoint: Checkpoint, axes: Axes, axis: SavedAxis, extension: Extension) -> dict[str, list[LocalShard]]:
+def _kept(checkpoint: Checkpoint, axes: Axes, axis: Any, extension: Extension) -> dict[str, list[LocalShard]]:
     """Return what a technique keeps with the weights of a data axis, by kind, from the checkpoint."""
     return {
         kind: [s._replace(values=_read(checkpoint, axes, s.parameter, s.start, s.stop, kind, dtype)) for s in shards]
@@ -374,7 +376,7 @@ def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: st
     return local_tensor(checkpoint.tensor(name), layout, axes).reshape(-1)[start:stop]
 
 
-def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
+def same_job(checkpoint: Checkpoint, job: Any, rank: int = 0) -> JobState:
     """Return the checkpoint's state; UsageError when the job differs in a setting on which the next step depends.
 
     The content of the data is read and compared by rank 0 alone.
@@ -401,7 +403,7 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
     return state
 
 
-def _check_settings(state: JobState, job: SavedJob, path: str) -> None:
+def _check_settings(state: JobState, job: Any, path: str) -> None:
     """Raise UsageError for a setting that differs from the checkpoint's, and may not."""
     config, kept = job.config, state.everything
     by_content = {name for extension in job.extensions if extension.key in kept for name in extension.by_content}
@@ -429,7 +431,7 @@ def _check_settings(state: JobState, job: SavedJob, path: str) -> None:
             )
 
 
-def _check_content(state: JobState, job: SavedJob, checkpoint: Checkpoint) -> None:
+def _check_content(state: JobState, job: Any, checkpoint: Checkpoint) -> None:
     """Raise UsageError when the data, or what a technique reads, are not what they were."""
     path, kept = str(checkpoint.path), state.everything
     if state.data_digest not in (None, job.data_digest):

@@ -27,20 +27,12 @@ from minidist.base.read_file import read_json, read_text
 from minidist.job.config.deepspeed_keys import NVME, UNBOUNDED, note_of, unknown
 from minidist.job.config.train_config import TrainConfig, flag
 from minidist.techniques import installed
-from minidist.techniques.deepspeed import AUTO, whole
+from minidist.techniques.deepspeed import AUTO, number, whole
 
 Settings = dict[str, Any]
-# DeepSpeed's name of an optimizer, in lower case -> minidist's.
-OPTIMIZERS = {
-    "adam": "adamw",
-    "adamw": "adamw",
-    "sgd": "sgd",
-    "adagrad": "adagrad",
-    "rmsprop": "rmsprop",
-    "lamb": "lamb",
-    "muon": "muon",
-}
-# The parameters of these in DeepSpeed and PyTorch that a file leaves out, where they are not those of every job.
+Reader = Callable[[str, Any, "Translation"], None]  # of a key, its value, and what gets the settings
+# By an optimizer's name, which is DeepSpeed's in lower case: the parameters in DeepSpeed and PyTorch that a file leaves
+# out, where they are not those of every job.
 DEFAULTS: dict[str, Settings] = {
     "adam": {"lr": 1e-3},
     "adamw": {"lr": 1e-3},
@@ -84,9 +76,24 @@ class Translation:
         self.defaults.update(settings)
         self.applied.append((f"{key} (default)", value, _flags(settings)))
 
-    def ignore(self, key: str, why: str) -> None:
-        """Record that the key does not apply, and why."""
-        self.ignored.append((key, why))
+    def ignore(self, key: str, why: str, value: Any = None) -> None:
+        """Record that the key, or every key below it in a section, does not apply, and why."""
+        if not isinstance(value, dict) or not value:
+            self.ignored.append((key, why))
+            return
+        for name, inner in value.items():
+            self.ignore(f"{key}.{name}", why, inner)
+
+    def read(self, section: str, values: Mapping[str, Any], readers: Mapping[str, Reader]) -> None:
+        """Record the keys of a section: those with a reader as it says, and all others as notes."""
+        for name, value in values.items():
+            key = f"{section}.{name}"
+            if value == "auto":
+                self.ignore(key, AUTO)
+            elif name in readers:
+                readers[name](key, value, self)
+            else:
+                self.note(key, value)
 
     def note(self, key: str, value: Any) -> None:
         """Record a key without a flag, and every key below it: what minidist does anyway, or why it does not apply."""
@@ -111,7 +118,7 @@ class Translation:
         """Record that minidist has no optimizer or schedule of the file's kind."""
         if "type" in values:
             self.replaced[section] = values["type"]
-        _ignore_all(section, values, self, why)
+        self.ignore(section, why, dict(values))
 
     def in_place(self, job: Any) -> dict[str, str]:
         """Return what trains in the place of the file's optimizer and schedule, where minidist has no such kind."""
@@ -155,13 +162,12 @@ def read_deepspeed(path: str | Path) -> Translation:
 def _check_template(path: str | Path) -> None:
     """Raise UsageError for a file in which a program puts values, such as "stage": ${zero_stage}."""
     lines = read_text(path, "--deepspeed", "name a DeepSpeed configuration file").splitlines()
-    for number, line in enumerate(lines, 1):
+    for place, line in enumerate(lines, 1):
         found = re.search(r":\s*(\$\{\w+\}|\{\{[^{}]*\}\}|<\w+>)", line)
         if found:
-            place = f"{quoted(found[1], marks=False)} in line {number}"
             raise UsageError(
-                f"--deepspeed {quoted_path(path)} is a template: {place} stands for a value; put one in its place, or"
-                ' "auto"'
+                f"--deepspeed {quoted_path(path)} is a template: {quoted(found[1], marks=False)} in line {place} stands"
+                ' for a value; put one in its place, or "auto"'
             )
 
 
@@ -169,17 +175,17 @@ def translate(content: Mapping[str, Any]) -> Translation:
     """Translate the content of a file. Keys that begin with "_" or "//" are comments."""
     result, content = Translation(), _without_comments(content)
     _batch(content, result)
-    sections: dict[str, Callable[[Any, Translation], None]] = {
+    sections: dict[str, Reader] = {
         "optimizer": _optimizer,
         "scheduler": _scheduler,
-        "fp16": _half("fp16"),
-        "bf16": _half("bf16"),
-        "bfloat16": _half("bf16"),
+        "fp16": _half,
+        "bf16": _half,
+        "bfloat16": _half,
         "zero_optimization": _zero,
         "gradient_clipping": _clipping,
         "activation_checkpointing": _activations,
-        "tensor_parallel": _degree("tensor_parallel.autotp_size", "tp"),
-        "expert_parallel": _degree("expert_parallel.autoep_size", "ep"),
+        "tensor_parallel": _degree("autotp_size", "tp", is_on=True),
+        "expert_parallel": _degree("autoep_size", "ep", is_on=False),
     }
 
     # A section knows its keys; a key without a section is listed, with every key below it.
@@ -194,7 +200,7 @@ def translate(content: Mapping[str, Any]) -> Translation:
                 value = {"stage": int(value)}
             if key not in ("gradient_clipping",) and not isinstance(value, dict):
                 raise UsageError(f"DeepSpeed's {key} is a JSON object, not {quoted(value)}")
-            sections[key](value, result)
+            sections[key](key, value, result)
         else:
             result.note(key, value)
     _across_sections(content, result)
@@ -229,8 +235,7 @@ def _warmup_minimum(content: Mapping[str, Any], result: Translation) -> None:
     if least == "auto":
         result.ignore(key, AUTO)
         return
-    if isinstance(least, bool) or not isinstance(least, int | float) or not least >= 0:
-        raise UsageError(f"DeepSpeed's {key} is {quoted(least)}; it must be a number of at least 0")
+    number(key, least, least=0)
     rate = result.settings.get("lr", result.defaults.get("lr"))
     if least == 0:
         result.apply(key, least)
@@ -261,26 +266,25 @@ def _secondary_shards(content: Mapping[str, Any], result: Translation) -> None:
         result.apply(key, size, reshard_after_forward=str(size))
 
 
-def _degree(key: str, field_name: str) -> Callable[[Any, Translation], None]:
-    """Return the reader of a section that gives the degree of an axis."""
+def _degree(own: str, axis: str, is_on: bool) -> Callable[[str, Any, Translation], None]:
+    """Return the reader of a section whose key `own` is the degree of an axis. is_on: without the key `enabled`."""
 
-    def section(values: Mapping[str, Any], result: Translation) -> None:
-        name, own = key.partition(".")[0], key.rpartition(".")[2]
-        # Experts are parallel only where that is enabled.
-        if values.get("enabled", name == "tensor_parallel") is False:
+    def degree(key: str, value: Any, result: Translation) -> None:
+        ranks = whole(key, value)
+        # DeepSpeed turns the axis off with 0.
+        result.apply(key, value, **({axis: ranks} if ranks > 1 else {}))
+
+    def enabled(key: str, value: Any, result: Translation) -> None:
+        if value is True:
+            result.apply(key, value)
+        else:
+            result.note(key, value)
+
+    def section(name: str, values: Mapping[str, Any], result: Translation) -> None:
+        if values.get("enabled", is_on) is False:
             result.apply(name, "off")
-            return
-        for inner, value in values.items():
-            if inner == own and value != "auto":
-                degree = whole(key, value)
-                # DeepSpeed turns the axis off with 0.
-                result.apply(key, value, **({field_name: degree} if degree > 1 else {}))
-            elif inner == "enabled" and value is True:
-                result.apply(f"{name}.enabled", value)
-            elif value == "auto":
-                result.ignore(f"{name}.{inner}", AUTO)
-            else:
-                result.note(f"{name}.{inner}", value)
+        else:
+            result.read(name, values, {own: degree, "enabled": enabled})
 
     return section
 
@@ -324,9 +328,7 @@ def _numbers(section: str, params: Mapping[str, Any], result: Translation, field
         if value == "auto":
             result.ignore(key, AUTO)
         elif name in fields:
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise UsageError(f"DeepSpeed's {key} is {quoted(value)}; it must be a number")
-            result.apply(key, value, **{fields[name]: value})
+            result.apply(key, value, **{fields[name]: number(key, value)})
 
 
 def _params(name: str, section: Mapping[str, Any]) -> Settings:
@@ -336,20 +338,20 @@ def _params(name: str, section: Mapping[str, Any]) -> Settings:
     return dict(params)
 
 
-def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
+def _optimizer(name: str, section: Mapping[str, Any], result: Translation) -> None:
     kind, params = str(section.get("type", "")), _params("optimizer", section)
-    name = OPTIMIZERS.get(kind.lower())
+    name = kind.lower()
     if "max_grad_norm" in params:
         raise UsageError(
             "DeepSpeed refuses optimizer.params.max_grad_norm; write gradient_clipping next to optimizer instead"
         )
-    if name is None:
+    if name not in DEFAULTS:
         *some, last = ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "Lamb", "Muon")
         result.replace("optimizer", section, f"minidist has {', '.join(some)} and {last} of these")
         return
-    if kind.lower() == "adam" and params.get("adam_w_mode", True) is False:
+    if name == "adam" and params.get("adam_w_mode", True) is not False:
         # DeepSpeed's "Adam" decays weights as AdamW does, unless told otherwise; PyTorch's too, with `torch_adam`.
-        name = "adam"
+        name = "adamw"
     result.apply("optimizer.type", kind, optimizer=name)
 
     # Numbers that are settings here too. Only SGD, RMSprop and Muon have a momentum.
@@ -439,7 +441,7 @@ SCHEDULERS = {
 }
 
 
-def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
+def _scheduler(name: str, section: Mapping[str, Any], result: Translation) -> None:
     kind, params = section.get("type"), _params("scheduler", section)
     if not isinstance(kind, str) or kind not in SCHEDULERS:
         result.replace("scheduler", section, "minidist has a warm-up, then a constant, a line or a cosine")
@@ -485,40 +487,31 @@ def _warmup_curve(curve: Any, result: Translation) -> None:
         result.apply("scheduler.params.warmup_type", curve, warmup_curve=f"deepspeed-{shape}")
 
 
-def _half(precision: str) -> Callable[[Any, Translation], None]:
-    def section(values: Mapping[str, Any], result: Translation) -> None:
-        rest = {key: value for key, value in values.items() if key != "enabled"}
-
-        # `enabled` decides whether the other keys of the section mean anything.
-        if values.get("enabled", False) not in (True, False, "auto"):
-            raise UsageError(
-                f"DeepSpeed's {precision}.enabled is {quoted(values['enabled'])}; it must be true or false"
-            )
-        if values.get("enabled") == 1:  # true, and 1, which reads the same
-            if result.settings.get("precision", precision) != precision:
-                raise UsageError("the file enables fp16 and bf16; enable one of them")
-            result.apply(f"{precision}.enabled", True, precision=precision)
-            for kind in installed():
-                kind.deepspeed.translate(precision, rest, result)
-        elif values.get("enabled", False) == "auto":
-            result.ignore(f"{precision}.enabled", AUTO)
-            # Whether these mean anything is not known.
-            for key, value in rest.items():
-                _ignore_all(
-                    f"{precision}.{key}", value, result, f"{precision}.enabled is auto: write true, or use the flags"
-                )
-            return
-        else:
-            result.apply(f"{precision}.enabled", False)
-            return  # the other keys of a disabled section have no meaning
-
+def _half(section: str, values: Mapping[str, Any], result: Translation) -> None:
+    """Translate fp16 and bf16, or bfloat16 in older files: `enabled` decides whether the other keys mean anything."""
+    precision, enabled = "fp16" if section == "fp16" else "bf16", values.get("enabled", False)
+    rest = {key: value for key, value in values.items() if key != "enabled"}
+    if enabled not in (True, False, "auto"):
+        raise UsageError(f"DeepSpeed's {precision}.enabled is {quoted(enabled)}; it must be true or false")
+    if enabled == "auto":
+        result.ignore(f"{precision}.enabled", AUTO)
         for key, value in rest.items():
-            result.note(f"{precision}.{key}", value)
+            result.ignore(f"{precision}.{key}", f"{precision}.enabled is auto: write true, or use the flags", value)
+        return
+    if enabled != 1:  # true, and 1, which reads the same
+        result.apply(f"{precision}.enabled", False)
+        return
 
-    return section
+    if result.settings.get("precision", precision) != precision:
+        raise UsageError("the file enables fp16 and bf16; enable one of them")
+    result.apply(f"{precision}.enabled", True, precision=precision)
+    for kind in installed():
+        kind.deepspeed.translate(precision, rest, result)
+    for key, value in rest.items():
+        result.note(f"{precision}.{key}", value)
 
 
-def _zero(section: Mapping[str, Any], result: Translation) -> None:
+def _zero(name: str, section: Mapping[str, Any], result: Translation) -> None:
     stage = section.get("stage", 0)
     if stage not in (0, 1, 2, 3):
         raise UsageError(f"DeepSpeed's zero_optimization.stage is {quoted(stage)}; it must be 0, 1, 2 or 3")
@@ -607,33 +600,22 @@ def _offload_to_host(key: str, value: Any, what: str, result: Translation) -> No
     result.apply(key, value, offload=what)
 
 
-def _clipping(value: Any, result: Translation) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise UsageError(f"DeepSpeed's gradient_clipping is {quoted(value)}; it must be a number of at least 0")
-    result.apply("gradient_clipping", value, **({"clip": float(value)} if value else {}))
+def _clipping(key: str, value: Any, result: Translation) -> None:
+    norm = number(key, value, least=0)
+    result.apply(key, value, **({"clip": float(norm)} if norm else {}))
 
 
-def _activations(section: Mapping[str, Any], result: Translation) -> None:
+def _activations(name: str, section: Mapping[str, Any], result: Translation) -> None:
     """Turn recomputation on; in DeepSpeed the model says what is recomputed, and this section says how."""
-    result.apply("activation_checkpointing", "{...}", recompute="full")
-    for key, value in section.items():
-        if value == "auto":
-            result.ignore(f"activation_checkpointing.{key}", AUTO)
-        elif key == "cpu_checkpointing" and value:
-            _offload_to_host(f"activation_checkpointing.{key}", value, "activations", result)
-        elif key == "cpu_checkpointing":
-            result.apply(f"activation_checkpointing.{key}", value)
-        else:
-            result.note(f"activation_checkpointing.{key}", value)
+    result.apply(name, "{...}", recompute="full")
+    result.read(name, section, {"cpu_checkpointing": _activations_on_the_host})
 
 
-def _ignore_all(key: str, value: Any, result: Translation, why: str) -> None:
-    """Ignore a key, or every key below it, for one reason."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            _ignore_all(f"{key}.{name}", inner, result, why)
+def _activations_on_the_host(key: str, value: Any, result: Translation) -> None:
+    if value:
+        _offload_to_host(key, value, "activations", result)
     else:
-        result.ignore(key, why)
+        result.apply(key, value)
 
 
 def apply_deepspeed(config: TrainConfig, translation: Translation, given: set[str]) -> TrainConfig:

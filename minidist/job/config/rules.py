@@ -67,14 +67,9 @@ def lacks(job: ResolvedJob, operation: str) -> bool:
     return job.reduction not in ALGORITHMS[operation]
 
 
-def both(condition: str, name: str, unless: object = None) -> Value:
-    """Return whether `condition` holds and `name` is set to anything but its neutral value `unless`."""
-    return lambda job: getattr(job, condition) and getattr(job, name) and getattr(job, name) != unless
-
-
-def ineffective(name: str, effective: Callable[[ResolvedJob], bool]) -> Value:
-    """Return whether a setting differs from its default where it has no effect."""
-    return lambda job: job.is_changed(name) and not effective(job)
+def changed(name: str, where: Value) -> Value:
+    """Return whether the setting `name` has not its default in a job `where` it may have no other value."""
+    return lambda job: job.is_changed(name) and where(job)
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------
@@ -131,7 +126,7 @@ MODEL_AND_DATA = (
     *(
         Rule(
             f"own-model-with-{name}",
-            both("is_own_model", name, unless=1),
+            changed(name, lambda j: j.is_own_model),
             f"not implemented: --{name} {{{name}}} {does}, and this command knows where only in the models that"
             " minidist has, not in --model {model}",
             f"use --dp, with or without --zero, --model gpt, or a program of your own with {instead}",
@@ -150,19 +145,14 @@ MODEL_AND_DATA = (
     ),
 )
 
-CHECKPOINTS = (
+CHECKPOINTS = tuple(
     Rule(
-        "resume-needs-save",
-        lambda j: j.resume and j.save is None,
-        "--resume needs --save DIR, the directory of the checkpoints",
-        "add it, or leave --resume out",
-    ),
-    Rule(
-        "every-needs-save",
-        lambda j: j.every is not None and j.save is None,
-        "--every needs --save DIR, the directory of the checkpoints",
-        "add it, or leave --every out",
-    ),
+        f"{name}-needs-save",
+        changed(name, lambda j: j.save is None),
+        f"--{name} needs --save DIR, the directory of the checkpoints",
+        f"add it, or leave --{name} out",
+    )
+    for name in ("resume", "every")
 )
 
 # Which algorithm sums gradients follows from the operation that the layout does.
@@ -351,7 +341,7 @@ EXPERTS = (
 MEMORY = (
     Rule(
         "dp-replicate-needs-zero-3",
-        ineffective("dp_replicate", lambda j: j.zero == 3 or bool(j.zero and trains_alone(j.config))),
+        lambda j: j.dp_replicate > 1 and not (j.zero == 3 or (j.zero and trains_alone(j.config))),
         "--dp-replicate {dp_replicate} applies to sharded parameters",
         "add --zero 3, or leave it out",
     ),
@@ -374,23 +364,13 @@ MEMORY = (
 
 PIPELINE = (
     # Settings of a pipeline that the job does not have.
-    Rule(
-        "chunks-need-pp",
-        lambda j: j.pp == 1 and j.chunks,
-        "--chunks {chunks} belongs to a pipeline",
-        "add --pp 2 or more",
-    ),
-    Rule(
-        "partition-needs-pp",
-        lambda j: j.pp == 1 and j.partition != "uniform",
-        "--partition {partition} cuts a pipeline's stages",
-        "add --pp 2 or more",
-    ),
-    Rule(
-        "replicas-need-pp",
-        lambda j: j.pp == 1 and j.replicas is not None,
-        "--replicas {replicas} copies a pipeline's stages",
-        "add --pp 2 or more and --schedule pipedream",
+    *(
+        Rule(f"{name}-{need}-pp", changed(name, lambda j: j.pp == 1), f"--{name} {{{name}}} {does}", remedy)
+        for name, need, does, remedy in (
+            ("chunks", "need", "belongs to a pipeline", "add --pp 2 or more"),
+            ("partition", "needs", "cuts a pipeline's stages", "add --pp 2 or more"),
+            ("replicas", "need", "copies a pipeline's stages", "add --pp 2 or more and --schedule pipedream"),
+        )
     ),
     Rule(
         "replicas-need-pipedream",
@@ -423,29 +403,21 @@ PIPELINE = (
     ),
 )
 
-# A setting that would be ignored is a mistake: the field, when it has an effect, and the setting that gives it one.
-EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
-    ("heads", lambda j: not j.is_classifier, "--model gpt or llama"),
-    ("context", lambda j: not j.is_classifier, "--model gpt or llama"),
-    ("attention", lambda j: j.cp > 1, "--cp 2 or more"),
-    ("ulysses", lambda j: j.attention == "ulysses-ring", "--attention ulysses-ring"),
-    ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
-)
-
-
-def _given(name: str) -> str:
-    """Return how a setting is given: a flag with the place of its value, or the flag alone of one that is on."""
-    return flag(name) if TrainConfig.model_fields[name].annotation is bool else f"{flag(name)} {{{name}}}"
-
-
+# A setting that would be ignored is a mistake: the field, when it has no effect, and the setting that gives it one.
 WITHOUT_EFFECT = tuple(
     Rule(
-        f"{name.replace('_', '-')}-without-effect",
-        ineffective(name, effective),
-        f"{_given(name)} has no effect here, because it belongs to {other}",
+        f"{name}-without-effect",
+        changed(name, where),
+        f"--{name} {{{name}}} has no effect here, because it belongs to {other}",
         "add that, or leave it out",
     )
-    for name, effective, other in EFFECTS
+    for name, where, other in (
+        ("heads", lambda j: j.is_classifier, "--model gpt or llama"),
+        ("context", lambda j: j.is_classifier, "--model gpt or llama"),
+        ("attention", lambda j: j.cp == 1, "--cp 2 or more"),
+        ("ulysses", lambda j: j.attention != "ulysses-ring", "--attention ulysses-ring"),
+        ("schedule", lambda j: j.pp == 1, "--pp 2 or more"),
+    )
 )
 
 # --- settings without effect in a smaller job -------------------------------------------------------------------------
@@ -519,6 +491,8 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Settings without effect": (*WITHOUT_EFFECT, *(rule for rule in LATER if rule.name.endswith("-without-effect"))),
 }
 RULES = tuple(rule for rules in SECTIONS.values() for rule in rules)
+# Of a program that calls `train`, which may give several jobs the same settings, those without effect are not refused.
+MEANING = tuple(rule for rule in RULES if not rule.name.endswith("-without-effect") and rule not in WITHOUT_EFFECT)
 
 
 NAMES = frozenset(rule.name for rule in (*FIRST, *LATER))

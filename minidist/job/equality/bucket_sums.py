@@ -20,7 +20,7 @@ from minidist.core.base.layout import offsets
 from minidist.core.parallel.data_parallel import BUCKET_MEGABYTES
 from minidist.core.parallel.zero import REDUCE_BUCKET_SIZE
 from minidist.job.config.pipeline_plan import cut_stages, make_plan
-from minidist.job.equality.gradient_order import Sites, fold, parts_of
+from minidist.job.equality.gradient_order import Sites, fold, order_of
 from minidist.job.train.job import Job
 from minidist.techniques import Extension, wrapper_options
 from minidist.techniques.bucket import ReplicaBucket
@@ -31,7 +31,7 @@ class BucketSums:
 
     def __init__(self, job: Job, technique: Extension) -> None:
         self.technique, self.dtype = technique, job.dtype
-        self.parts, self.groups = parts_of(job), bucket_groups(job)
+        self.parts, self.groups = order_of(job).parts, bucket_groups(job)
         self.reductions = 0
 
     def add(self, contributions: Mapping[str, Sites]) -> dict[str, Array]:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -92,23 +93,13 @@ def degrees(ranks: int) -> Iterator[tuple[int, int, int, int]]:
 
 def combinations(ranks: int) -> Iterator[Layout]:
     """Yield all combinations; schedules only with a pipeline, sequence parallelism only with tensor parallelism."""
-    for (pp, dp, cp, tp), zero, recompute, precision in itertools.product(
-        degrees(ranks), range(4), RECOMPUTE, PRECISIONS
-    ):
+    for axes, zero, recompute, precision in itertools.product(degrees(ranks), range(4), RECOMPUTE, PRECISIONS):
+        pp, _, _, tp = axes
         # One schedule stands for all where there is no pipeline to schedule.
-        for schedule in SCHEDULES if pp > 1 else ("1f1b",):
-            for sequence_parallel in (False, True) if tp > 1 else (False,):
-                yield {
-                    "pp": pp,
-                    "dp": dp,
-                    "cp": cp,
-                    "tp": tp,
-                    "zero": zero,
-                    "schedule": schedule,
-                    "recompute": recompute,
-                    "precision": precision,
-                    "sequence_parallel": sequence_parallel,
-                }
+        schedules, sequence_parallel = SCHEDULES if pp > 1 else ("1f1b",), (False, True) if tp > 1 else (False,)
+        for schedule, parts in itertools.product(schedules, sequence_parallel):
+            values = (*axes, zero, schedule, recompute, precision, parts)
+            yield dict(zip(LAYOUT, values, strict=True))
 
 
 def config_of(layout: Layout, **job: Any) -> TrainConfig:
@@ -185,34 +176,22 @@ def judge(layout: Layout, ranks: int, job: dict[str, Any]) -> Row:
         # A deadlock or a mismatch that the simulated world reports is a verdict, too.
         verdict = SimWorld(ranks, record=False).run(compare_rank, config, expected_snapshots(config, ranks))[0]
     except MinidistError as error:
-        return Row(
-            layout, tier, False, float("nan"), f"{type(error).__name__}: {error}", 0, time.perf_counter() - began
-        )
-    largest = max(verdict.max_difference.values())
-    return Row(
-        layout,
-        verdict.tier,
-        verdict.equal,
-        largest,
-        verdict.first_difference,
-        verdict.tensors,
-        time.perf_counter() - began,
-    )
-
-
-def _judge(task: tuple[Layout, int, dict[str, Any]]) -> Row:
-    return judge(*task)
+        found: tuple[bool, float, str | None, int] = (False, float("nan"), f"{type(error).__name__}: {error}", 0)
+    else:
+        largest = max(verdict.max_difference.values())
+        found = (verdict.equal, largest, verdict.first_difference, verdict.tensors)
+    return Row(layout, tier, *found, time.perf_counter() - began)
 
 
 def run_sweep(layouts: Sequence[Layout], ranks: int, processes: int = 1, **job: Any) -> Iterator[Row]:
     """Yield a row for each layout, computed by `processes` processes (each with one BLAS thread)."""
-    tasks = [(layout, ranks, job) for layout in layouts]
+    one = partial(judge, ranks=ranks, job=job)
     if processes == 1:
-        yield from map(_judge, tasks)
+        yield from map(one, layouts)
         return
     # Each process sets its number of BLAS threads before it computes: bits depend on it.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=tune_process) as pool:
-        yield from pool.map(_judge, tasks)
+        yield from pool.map(one, layouts)
 
 
 def line(row: Row) -> str:

@@ -37,7 +37,7 @@ from minidist.data import GlobalBatchSampler, Shares
 from minidist.data.batch_plan import StepBatch, ToldPlan
 from minidist.data.sampler import Batch
 from minidist.job.config.train_config import Batches, TrainConfig
-from minidist.job.equality.gradient_order import addition_of
+from minidist.job.equality.gradient_order import order_of
 from minidist.job.equality.one_device import OneDevice, evaluate_devices
 from minidist.job.train.job import Job, build
 from minidist.job.train.state import Observer, StepState
@@ -68,7 +68,7 @@ def reference(
     if replicas > 1:
         # An evaluation looks at no statistics of its rows, so they need no joining.
         job.sampler = JoinedReplicas(job.sampler, apart.shares)
-    device = OneDevice(job, addition_of(job))
+    device = OneDevice(job, order_of(job).add)
     losses = []
     with xp.quiet_overflow():
         for step in range(config.steps):

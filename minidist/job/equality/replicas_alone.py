@@ -15,10 +15,10 @@ import numpy as np
 from minidist.core.base import arrays as xp
 from minidist.core.train.task import ordered_sum
 from minidist.job.config.train_config import Batches, TrainConfig
-from minidist.job.equality.gradient_order import Add, GradientOrder, PipelineOrder, add_in_order
+from minidist.job.equality.gradient_order import order_of
 from minidist.job.equality.one_device import OneDevice, evaluate_devices
 from minidist.job.equality.snapshot import Snapshot, snapshot
-from minidist.job.train.job import Job, build
+from minidist.job.train.job import build
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.update import finish_step
 from minidist.techniques.meeting import replicas_of
@@ -73,20 +73,9 @@ def _devices(config: TrainConfig, batches: Batches, rows: Sequence[int]) -> list
     count = ranks * batches.accumulation
     jobs = [build(config, batches) for _ in rows]
     return [
-        OneDevice(job, _adding(job, ranks), range(number * count, (number + 1) * count), sum(rows) / rows[number])
-        for number, job in enumerate(jobs)
+        OneDevice(job, order_of(job, ranks).add, range(n * count, (n + 1) * count), sum(rows) / rows[n])
+        for n, job in enumerate(jobs)
     ]
-
-
-def _adding(job: Job, ranks: int) -> Add:
-    """Return how a replica of `ranks` data-parallel ranks adds its micro-batches: as ZeRO and its pipeline do."""
-    if job.config.pp == 1:
-        # ZeRO 2 and 3 add the ranks in every micro-batch.
-        order = GradientOrder(ranks, (tuple(range(job.batches.accumulation)),), job.config.zero >= 2)
-        return lambda name, sites: add_in_order(sites, order)
-    pipeline = PipelineOrder(job)
-    pipeline.replicas, pipeline.groups = ranks, 1
-    return pipeline.add
 
 
 def _mean(arrays: Sequence[np.ndarray], shares: Sequence[float] | None) -> np.ndarray:

@@ -5,7 +5,7 @@ Proved by: tests/equality/test_equality.py
 
 import numpy as np
 
-from minidist.core.base.arrays import to_host
+from minidist.base.arrays import to_host
 from minidist.job.train.state import StepState
 from minidist.job.train.strategies.data_axis import Tensors
 

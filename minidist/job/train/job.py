@@ -25,7 +25,7 @@ from minidist.core.parallel.expert_parallel import ExpertParallel
 from minidist.core.parallel.model_parallel import use_positions
 from minidist.core.train.data_axis import Group
 from minidist.core.train.task import Task
-from minidist.data import Dataset, GlobalBatchSampler, data_digest, hold_out, load_dataset
+from minidist.data import GlobalBatchSampler, data_digest, hold_out, load_dataset
 from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.data.sampler import SIDES
 from minidist.job import checkpoint
@@ -201,23 +201,18 @@ class Job(Task):
         return data_digest(load_dataset(self.config.data))
 
 
-def training_data(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
-    """Return the data that a job trains on, and the data that it is evaluated on, or None.
-
-    With --evaluate-every the last tenth is held out before anything is sampled.
-    """
-    dataset = load_dataset(config.data)
-    return hold_out(dataset) if config.evaluate_every else (dataset, None)
-
-
 def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan: BatchPlan | None = None) -> Job:
     """Build a rank's job from a config that `check_rules` has passed.
 
     comm: the rank's communicator, for techniques. plan: of the batches; None makes the plan that the config describes.
     """
-    dataset, rest = training_data(config)
-    held_out = None if rest is None else GlobalBatchSampler(rest, batches.global_batch, config.context, config.seed)
-    sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
+    dataset, size = load_dataset(config.data), (batches.global_batch, config.context, config.seed)
+    held_out = None
+    if config.evaluate_every:
+        # The last tenth is held out before anything is sampled.
+        dataset, rest = hold_out(dataset)
+        held_out = GlobalBatchSampler(rest, *size)
+    sampler = GlobalBatchSampler(dataset, *size)
     dtype, model = named_dtype(DTYPES[config.precision]), make_model(config, dataset)
     job = Job(
         config=config,

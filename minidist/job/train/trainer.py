@@ -10,6 +10,7 @@ from minidist.base import arrays as xp
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.memory import account_memory
 from minidist.core.comm import Comm
+from minidist.job.config.rules import MEANING, check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.run import TIMELINE_RANKS, begin, serve
 from minidist.job.train.state import Observer, TrainResult
@@ -21,12 +22,14 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
 
     What each rank sends is in `planning/volumes.py` in closed form; in every case its micro-batches' losses (8 B each,
     purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup). timeline:
-    write the memory in use over time into the trace, for the first steps and ranks.
+    write the memory in use over time into the trace, for the first steps and ranks. Errors: UsageError with the
+    sentence of docs/rules.md when settings do not combine; a setting without effect is refused on command lines alone.
     """
+    batches, world = resolve_batches(config, comm.size), comm
+    check_rules(config, batches, 0, MEANING)
     loop = own_loop(config)
     if loop is not None:
         return loop.train(comm, observers)  # type: ignore[no-any-return]
-    batches, world = resolve_batches(config, comm.size), comm
     for extension in of_job(config):
         # The last ranks do something else; the others train as they would without them.
         if extension.beside(config):

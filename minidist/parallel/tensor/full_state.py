@@ -126,4 +126,4 @@ def load_full_state_dict(
         elif strict and name not in buffers:
             raise UsageError(f"load_full_state_dict: the model has no {name!r}{nearest(name, own)}")
         shards[name] = value
-    return module.load_state_dict(shards, strict)
+    return module.load_state_dict(shards, strict)  # type: ignore[no-any-return]

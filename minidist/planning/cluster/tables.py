@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from minidist.base.errors import counted
 from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.layout import Job, stage_layers
 from minidist.planning.cluster.memory import in_flight, rank_parameters
@@ -100,11 +101,6 @@ def refused_table(search: Search, most: int = 3) -> str:
     ]
     lines += [f"  {count:,} x {reason}" for reason, count in impossible.most_common(most)]
     return "\n".join(lines)
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number and a noun, with an s for more than one."""
-    return f"{number:,} {what}" + "s" * (number != 1)
 
 
 def explanation(plan: Plan) -> list[str]:

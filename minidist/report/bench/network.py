@@ -73,7 +73,7 @@ def bench_network(
         raise UsageError(f"bench network --hosts {hosts}; it must be 2 to 200")
     for name in algorithms:
         # A wrong name is refused before anything starts.
-        collectives.ALGORITHMS["all_reduce"][name]
+        collectives.calls.ALGORITHMS["all_reduce"][name]
     if rounds < 1:
         raise UsageError(f"bench network --rounds {rounds}; a median takes at least 1 call")
     if any(size < 4 or size % 4 for size in sizes):

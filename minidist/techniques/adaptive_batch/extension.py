@@ -21,13 +21,8 @@ from minidist.core.comm import Comm
 from minidist.core.pipeline.schedules import SCHEDULES
 from minidist.data import measured_every
 from minidist.techniques import Extension, Field, Rule, Run, Settings, multiples
-from minidist.techniques.adaptive_batch.noise_scale import (
-    NoiseMeter,
-    NoiseScale,
-    sharded_estimate_volume,
-    shards_gradients,
-)
-from minidist.techniques.adaptive_batch.plan import VaryingPlan, load_balance_volume, unit_of
+from minidist.techniques.adaptive_batch.noise_scale import NoiseMeter, NoiseScale, shards_gradients
+from minidist.techniques.adaptive_batch.plan import VaryingPlan, unit_of
 
 
 class AdaptiveBatchSettings(Settings):
@@ -237,12 +232,10 @@ class AdaptiveBatches(Extension):
         """All-reduces of one number in every step, or of two over all ranks; and every K steps the seconds of all."""
         sent, dims, every = {"metrics": 0}, run.batches.dims, measured_every(run.config.weights)
         if run.config.noise_scale or run.config.adaptive_batch is not None:
-            sharded = shards_gradients(run.config.zero, dims)
-            sent["metrics"] = (
-                run.steps * NUMBER * (sharded_estimate_volume(dims.ranks) if sharded else 2 * (dims.dp - 1))
-            )
+            numbers = 2 * 2 * (dims.ranks - 1) if shards_gradients(run.config.zero, dims) else 2 * (dims.dp - 1)
+            sent["metrics"] = run.steps * numbers * NUMBER
         if every:
             # After the multiples of K.
             times = (run.done + run.steps) // every - run.done // every
-            sent["load_balance"] = times * load_balance_volume(dims.ranks) * NUMBER
+            sent["load_balance"] = times * dims.ranks * (dims.ranks - 1) * NUMBER
         return sent

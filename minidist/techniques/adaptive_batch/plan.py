@@ -22,7 +22,7 @@ from minidist.core.collectives import all_gather
 from minidist.core.parallel.dims import Axes
 from minidist.data import measured_every, weighted_shards
 from minidist.data.batch_plan import BatchPlan, StepBatch
-from minidist.techniques.adaptive_batch.noise_scale import AdaptiveBatch, NoiseScale
+from minidist.techniques.adaptive_batch.noise_scale import NoiseScale
 
 new_purpose("load_balance")
 
@@ -46,18 +46,16 @@ class VaryingPlan(BatchPlan):
         self.noise, self.every = noise, measured_every(config.weights)
         self.samples: list[int] = []
         self.start = 0  # their sum
-        self.adaptive: AdaptiveBatch | None = None
-        if config.adaptive_batch is not None:
-            smallest = batches.global_batch
-            self.adaptive = AdaptiveBatch(unit_of(config.pp, batches), smallest, config.adaptive_batch)
+        # Of a batch that grows: the largest one, the unit by which it grows, and the samples of the next step.
+        self.largest, self.unit, self.size = config.adaptive_batch, unit_of(config.pp, batches), batches.global_batch
         self.seconds: list[float] = []  # of this rank per row, in the steps since they were exchanged
 
     def next(self) -> StepBatch:
-        if self.adaptive is None:
+        if self.largest is None:
             return super().next()
 
         # More samples are more micro-batches, of as many rows.
-        first, samples, start = self.batches, self.adaptive.samples, self.start
+        first, samples, start = self.batches, self.size, self.start
         self.samples.append(samples)
         self.start += samples
         return StepBatch(self.cut(samples, samples * first.accumulation // first.global_batch), start)
@@ -65,7 +63,7 @@ class VaryingPlan(BatchPlan):
     def measured(self, axes: Axes, seconds: float, rows: int, done: int) -> None:
         """Take this rank's compute seconds of a step; after every K steps all ranks take new shares.
 
-        They send 8 B to each other (`load_balance_volume`, purpose load_balance).
+        They send 8 B to each other (purpose load_balance).
         """
         if not self.every:
             return
@@ -93,9 +91,14 @@ class VaryingPlan(BatchPlan):
         return tuple(map(float, rows))
 
     def grow(self) -> None:
-        """Let the next batch grow to the noise scale, to which a step's estimate has been added."""
-        if self.adaptive is not None:
-            self.adaptive.next(self.noise.simple)
+        """Let the next batch grow to the noise scale, to which a step's estimate has been added.
+
+        It grows by at most a factor of 2 per step and never shrinks: the noise scale grows as the loss falls, and what
+        looks like shrinking is mostly noise of the estimate.
+        """
+        if self.largest is not None:
+            wanted = min(self.noise.simple, 2 * self.size, self.largest)
+            self.size = max(self.size, round(wanted / self.unit) * self.unit)
 
     def samples_of(self, steps: int) -> int:
         return self.start if self.samples else super().samples_of(steps)
@@ -106,7 +109,7 @@ class VaryingPlan(BatchPlan):
         return {
             "weights": None if self.weights is None else list(self.weights),
             "samples": self.samples,
-            "next": None if self.adaptive is None else self.adaptive.samples,
+            "next": None if self.largest is None else self.size,
             "noise": self.noise.state(),
         }
 
@@ -120,16 +123,10 @@ class VaryingPlan(BatchPlan):
         if self.every and saved.weights is not None and len(saved.weights) == self.batches.dp:
             self.weights = tuple(saved.weights)
         self.samples, self.start = list(saved.samples), sum(saved.samples)
-        if self.adaptive is not None and saved.next is not None:
+        if self.largest is not None and saved.next is not None:
             # A pipeline grows by larger units than the layout that has saved it may have had.
-            unit = self.adaptive.unit
-            self.adaptive.samples = max(self.batches.global_batch, saved.next // unit * unit)
+            self.size = max(self.batches.global_batch, saved.next // self.unit * self.unit)
         self.noise.load(saved.noise)
-
-
-def load_balance_volume(ranks: int) -> int:
-    """Return the numbers that all ranks together send for one exchange of their compute seconds."""
-    return ranks * (ranks - 1)
 
 
 def unit_of(pp: int, batches: Any) -> int:

@@ -41,6 +41,7 @@ from minidist.job.train.state import reads_tensors
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Replicas, Tensors
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.pipeline import gather_tensors, input_arrays
+from minidist.optim import OptimizerWrapper
 from minidist.parallel import reduced_elements
 from minidist.pipeline.runtime.evaluation import Evaluation
 from minidist.pipeline.runtime.pipedream import WeightVersions
@@ -49,21 +50,16 @@ from minidist.pipeline.runtime.versioned import MicroBatches, VersionedPipeline
 from minidist.pipeline.runtime.versions import UnitVersions
 
 
-class ScheduledOptimizer:
+class ScheduledOptimizer(OptimizerWrapper):
     """An optimizer whose learning rate follows the job's schedule by the number of updates that it has made."""
 
     def __init__(self, job: Job, flat: FlatParameters) -> None:
-        self.lr_factor, self.optimizer = job.lr_factor, make_optimizer(job, flat)
+        self.schedule, self.optimizer = job.lr_factor, make_optimizer(job, flat)
 
     def step(self) -> None:
         """Make one update."""
-        self.optimizer.lr_factor = self.lr_factor(self.optimizer.step_count)
+        self.optimizer.lr_factor = self.schedule(self.optimizer.step_count)
         self.optimizer.step()
-
-    @property
-    def state(self) -> dict[str, dict[str, Array]]:
-        """The optimizer's state."""
-        return self.optimizer.state  # type: ignore[no-any-return]
 
 
 class UnitAxis(DataAxis):
@@ -79,25 +75,14 @@ class UnitAxis(DataAxis):
         return Replicas(self.replica, self.replica)
 
 
-class _CountedOptimizer:
+class _CountedOptimizer(OptimizerWrapper):
     """An optimizer for a checkpoint, which has one count. updates: that count -> updates of this optimizer."""
 
     def __init__(self, optimizer: ScheduledOptimizer, updates: Callable[[int], int]) -> None:
-        self.inner, self.updates = optimizer.optimizer, updates
-
-    @property
-    def state(self) -> dict[str, dict[str, Array]]:
-        return self.inner.state  # type: ignore[no-any-return]
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return self.inner.counts  # type: ignore[no-any-return]
+        self.optimizer, self.updates = optimizer.optimizer, updates
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.inner.load_state_dict({**saved, "step": self.updates(saved["step"])})
-
-    def refresh(self) -> None:
-        self.inner.refresh()
+        self.optimizer.load_state_dict({**saved, "step": self.updates(saved["step"])})
 
 
 class AsynchronousPipeline(MeshStrategy):

@@ -188,7 +188,7 @@ class DelayedDevice(MeshStrategy):
 
     @property
     def step_count(self) -> int:
-        return max(unit.optimizer.optimizer.step_count for unit in self.units)
+        return max(int(unit.optimizer.step_count) for unit in self.units)
 
     def tensors(self) -> Tensors:
         result: Tensors = {"gradients": {}, "weights": {}, "optimizer": {}}

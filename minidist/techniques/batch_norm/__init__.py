@@ -1,1 +1,0 @@
-"""--batch-norm: over which rows a CNN normalises."""

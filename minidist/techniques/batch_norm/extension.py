@@ -44,7 +44,7 @@ class BatchNorms(Extension):
             " batch normalisation are those of all rows of one step",
             "use --batch-norm none, or a synchronous schedule with --dp",
         ),
-        without_effect(BatchNormSettings, "batch_norm", lambda j: j.model == "cnn", "--model cnn"),
+        without_effect("batch_norm", lambda j: j.model == "cnn", "--model cnn"),
     )
     fixed = ("batch_norm",)
     alone = (("batch_norm", lambda j: j.batch_norm != "sync"),)

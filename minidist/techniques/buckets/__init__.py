@@ -1,1 +1,0 @@
-"""--bucket-cap-mb, --reduce-bucket-size: how many gradients one message has."""

@@ -41,8 +41,8 @@ class Buckets(Extension):
             "--bucket-cap-mb {bucket_cap_mb} does not apply to --schedule {schedule}, which has no reduction while"
             " backward runs",
         ),
-        without_effect(BucketSettings, "reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
-        without_effect(BucketSettings, "bucket_cap_mb", lambda j: j.zero == 0, "--zero 0"),
+        without_effect("reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
+        without_effect("bucket_cap_mb", lambda j: j.zero == 0, "--zero 0"),
     )
     alone = tuple((name, lambda j: False) for name in BucketSettings.model_fields)
     unplanned = ("bucket_cap_mb",)

@@ -1,1 +1,0 @@
-"""--keep, --from-step, --overwrite: which checkpoints of a directory count."""

@@ -1,1 +1,0 @@
-"""--clip: the gradient of a step has at most this norm."""

@@ -22,10 +22,7 @@ and "a value" are float32; top-k sends 2 B per element. `sent_bytes` of each cla
 Sources: Lin et al., Deep gradient compression, ICLR 2018; Karimireddy et al., Error feedback fixes SignSGD, ICML 2019;
 Alistarh et al., QSGD, NeurIPS 2017; Vogels et al., PowerSGD, NeurIPS 2019, algorithms 1 and 2.
 error_feedback.py  what all compressors share
-cast.py            float16 and bfloat16
-top_k.py           the largest elements
-sign.py            signs and one magnitude
-qsgd.py            random rounding to a few levels
+elementwise.py     float16 and bfloat16; the largest elements; signs and one magnitude; random rounding to a few levels
 power_sgd.py       two thin factors of a matrix
 by_name.py         a compressor by its name on the command line
 extension.py       --compression in a job: a hook on each data axis, its state in checkpoints, and its rules
@@ -45,11 +42,8 @@ from minidist.core.base.lazy import lazy_imports
 if TYPE_CHECKING:
     from minidist.parallel.compressor import compress
     from minidist.techniques.compression.by_name import NAMES, check_compression, make_compressor
-    from minidist.techniques.compression.cast import Cast
+    from minidist.techniques.compression.elementwise import QSGD, Cast, Sign, TopK, dequantize, quantize
     from minidist.techniques.compression.error_feedback import GradientCompressor
     from minidist.techniques.compression.power_sgd import PowerSGD, orthonormal
-    from minidist.techniques.compression.qsgd import QSGD, dequantize, quantize
     from minidist.techniques.compression.replay import CompressionReplay
-    from minidist.techniques.compression.sign import Sign
-    from minidist.techniques.compression.top_k import TopK
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -8,12 +8,9 @@ from collections.abc import Callable
 from minidist.base.limits import MAX_COUNT, MIN_VALUE
 from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm import Comm
-from minidist.techniques.compression.cast import Cast
+from minidist.techniques.compression.elementwise import MAX_LEVELS, QSGD, Cast, Sign, TopK
 from minidist.techniques.compression.error_feedback import GradientCompressor
 from minidist.techniques.compression.power_sgd import PowerSGD
-from minidist.techniques.compression.qsgd import MAX_LEVELS, QSGD
-from minidist.techniques.compression.sign import Sign
-from minidist.techniques.compression.top_k import TopK
 
 MAKERS: dict[str, Callable[[Comm, float, int, str], GradientCompressor]] = {
     "fp16": lambda comm, number, seed, op: Cast(comm, "float16", op),

@@ -19,9 +19,8 @@ from minidist.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm
 from minidist.techniques.compression.by_name import check_compression, make_compressor
-from minidist.techniques.compression.cast import Cast
+from minidist.techniques.compression.elementwise import QSGD, Cast
 from minidist.techniques.compression.power_sgd import PowerSGD
-from minidist.techniques.compression.qsgd import QSGD
 
 
 class CompressedPush:

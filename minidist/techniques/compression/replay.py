@@ -27,8 +27,8 @@ from minidist.core.base.arrays import is_half
 from minidist.core.base.layout import chunk_sizes, cut, offsets
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.compression.by_name import check_compression
+from minidist.techniques.compression.elementwise import dequantize, quantize
 from minidist.techniques.compression.power_sgd import orthonormal
-from minidist.techniques.compression.qsgd import dequantize, quantize
 
 Arrays = list[np.ndarray]
 

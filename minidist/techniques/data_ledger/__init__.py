@@ -1,1 +1,0 @@
-"""--check-data: every sample is read exactly once per epoch by all ranks together."""

@@ -193,11 +193,6 @@ def digest(numbers: Numbers) -> int:
     return int((z ^ (z >> np.uint64(31))).sum(dtype=np.uint64))
 
 
-def data_check_volume(ranks: int, checks: int) -> int:
-    """Return the bytes that all ranks together send for this number of checks: a row from each rank to every other."""
-    return checks * ranks * (ranks - 1) * ROW
-
-
 def _joined(numbers: list[Numbers]) -> Numbers:
     return np.concatenate(numbers) if numbers else np.empty(0, np.int64)
 

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from minidist.techniques.distillation.split_loss import distillation_volume
-    from minidist.techniques.distillation.student import DistillationLoss, SoftTargets
-    from minidist.techniques.distillation.teacher import Teacher, find_teacher, teacher_bytes
-    from minidist.techniques.distillation.teacher_ranks import place_teacher, serve_logits
+    from minidist.techniques.distillation.loss import DistillationLoss, SoftTargets, distillation_volume
+    from minidist.techniques.distillation.teacher import (
+        Teacher,
+        find_teacher,
+        place_teacher,
+        serve_logits,
+        teacher_bytes,
+    )
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -102,7 +102,7 @@ RULES = (
         "leave one of them out",
     ),
     *(
-        without_effect(DistillationSettings, name, lambda j: j.distill_from is not None, "--distill-from")
+        without_effect(name, lambda j: j.distill_from is not None, "--distill-from", switch=name == "shard_teacher")
         for name in DistillationSettings.model_fields
         if name != "distill_from"
     ),
@@ -216,5 +216,5 @@ class Distillation(Extension):
         units, logits = of_rank.get("teacher_units", ()), of_rank.get("teacher_logits", 0)
         sent = 8 * config.teacher_ranks
         for shares, steps in run.runs:
-            sent += distillation.teacher_bytes(run.batches.with_shares(shares), steps, itemsize, units, logits, 0)
+            sent += distillation.teacher_bytes(run.batches.with_shares(shares), steps, itemsize, units, logits)
         return {"startup": dims.tp * startup_bytes(units, itemsize, dims.dp * dims.cp), "teacher": sent}

@@ -1,1 +1,0 @@
-"""--document-separator: a sample holds several documents, and attention stays inside each document."""

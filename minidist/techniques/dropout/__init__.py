@@ -1,1 +1,0 @@
-"""--dropout, --attention-dropout: activations are zeroed at random while the model trains."""

@@ -1,1 +1,0 @@
-"""--top-k, --capacity-factor, --aux-loss-weight: which experts a token gets."""

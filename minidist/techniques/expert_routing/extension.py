@@ -52,10 +52,7 @@ class ExpertRouting(Extension):
             "--top-k {top_k} of --experts {experts} sends a token to more experts than there are",
             "use --top-k 1",
         ),
-        *(
-            without_effect(ExpertRoutingSettings, name, lambda j: j.experts > 0, "--experts")
-            for name in ExpertRoutingSettings.model_fields
-        ),
+        *(without_effect(name, lambda j: j.experts > 0, "--experts") for name in ExpertRoutingSettings.model_fields),
     )
     fixed = tuple(ExpertRoutingSettings.model_fields)
     unplanned = ("aux_loss_weight",)

@@ -1,1 +1,0 @@
-"""--init-from: a new job begins with the weights of another one."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from minidist.base.watchers import watching
 from minidist.parallel.layout_check import INVARIANT, VARYING, LayoutChecker
-from minidist.techniques import Extension, Field, Rule, Settings
+from minidist.techniques import Extension, Field, Settings, without_effect
 
 
 class LayoutCheckSettings(Settings):
@@ -26,14 +26,7 @@ class LayoutCheck(Extension):
 
     Settings = LayoutCheckSettings
     observes = True
-    rules = (
-        Rule(
-            "check-layouts-without-effect",
-            lambda j: j.check_layouts and not j.tp > 1,
-            "--check-layouts has no effect here, because it belongs to --tp 2 or more",
-            "add that, or leave it out",
-        ),
-    )
+    rules = (without_effect("check_layouts", lambda j: j.tp > 1, "--tp 2 or more", switch=True),)
 
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
         # What enters a stage from outside is whole, or this rank's rows.

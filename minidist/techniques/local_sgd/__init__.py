@@ -1,1 +1,0 @@
-"""--local-steps: local SGD, and with an outer optimizer DiLoCo and Streaming DiLoCo."""

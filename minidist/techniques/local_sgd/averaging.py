@@ -8,7 +8,11 @@ With H = 1 and plain SGD it is data parallelism: the average of w - lr g_r is w 
 larger H the ranks compute gradients at different weights, which is another algorithm; optimizer state stays local.
 Ranks with different numbers of rows are averaged with weights in proportion to them, as in federated averaging: w is
 the sum of n_r / n w_r. A replica may be several ranks that share its weights (ZeRO, FSDP): each averages its shard with
-the ranks that have the same shard of the other replicas, before the weights are gathered inside the replica.
+the ranks that have the same shard of the other replicas, before the weights are gathered inside the replica:
+
+    replica 0   rank 0 | a0 |      rank 1 | a1 |        the ranks of a replica share its weights: one shard each
+    replica 1   rank 2 | b0 |      rank 3 | b1 |
+                         └ meet ┘    └ meet ┘           averages and outer steps treat every element by itself
 
 DiLoCo takes the difference of the last common weights and the average as the gradient of an outer optimizer, SGD with
 Nesterov's momentum, whose step is the same on all ranks, so that H may be in the hundreds. The ranks' own optimizers,
@@ -24,25 +28,56 @@ Proved by: tests/techniques/test_averaging.py, tests/techniques/test_local_steps
 tests/techniques/test_sharded_replicas.py
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minidist.base.limits import check_number, check_whole
+from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.trace import purpose, track
 from minidist.core.collectives import all_reduce, broadcast
 from minidist.core.comm import Comm
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import FlatSlice, flat_slices
+from minidist.core.parallel.zero import Shard
 from minidist.optim import SGD, OptimizerWrapper
 from minidist.parallel.axes_check import check_axes
 from minidist.parallel.replica_guard import mode_of, next_model
 from minidist.parallel.running_statistics import batch_norms
-from minidist.techniques.local_sgd.weights import Part, flat_of, parts_of, slices_in
+
+Part = FlatParameters | Shard  # has `data`, 1-D, and `updated()`
 
 
-def local_sgd_volume(parameters: int, ranks: int) -> dict[str, int]:
-    """Return the elements that all `ranks` together send per average of this number of parameters: an all-reduce."""
-    return {"parameter_gather": 2 * (ranks - 1) * parameters}
+def parts_of(weights: Part | Iterable[Part]) -> list[Part]:
+    """Return the flat arrays or the shards that are given: one, or several, such as `shards_of(model)`."""
+    return [weights] if isinstance(weights, FlatParameters | Shard) else list(weights)
+
+
+def flat_of(part: Part) -> FlatParameters:
+    """Return the part itself, or the flat parameters that it is a shard of."""
+    return part.flat if isinstance(part, Shard) else part
+
+
+def place_of(part: Part, parameter: Parameter) -> slice:
+    """Return where the elements of a parameter lie in `part.data`; a shard may have none of them."""
+    whole = flat_of(part).slice_of(parameter)
+    return part.place(whole) if isinstance(part, Shard) else whole
+
+
+def slices_in(part: Part, source: Any) -> list[FlatSlice]:
+    """Return the trainable elements of a part for an optimizer whose data and gradient are in `source`, not in it."""
+    if isinstance(part, Shard):
+        return [replace(piece, source=source) for piece in part.slices()]
+    return flat_slices(part, source=source)
+
+
+def trainable(parts: Iterable[Part]) -> Iterator[tuple[Part, Parameter]]:
+    """Yield each trainable parameter of the parts, with its part."""
+    for part in parts:
+        for parameter in flat_of(part).parameters:
+            if parameter.requires_grad:
+                yield part, parameter
 
 
 class PeriodicModelAverager:

@@ -152,9 +152,9 @@ RULES = (
         lambda j: j.local_steps and j.optional("compression") not in (None, "none"),
         "--compression {compression} does not combine with --local-steps {local_steps}, which sends no gradients",
     ),
-    without_effect(LocalSGDSettings, "outer_optimizer", lambda j: bool(j.local_steps), "--local-steps"),
+    without_effect("outer_optimizer", lambda j: bool(j.local_steps), "--local-steps"),
     *(
-        without_effect(LocalSGDSettings, name, lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov")
+        without_effect(name, lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov")
         for name in ("outer_lr", "outer_momentum", "outer_fragments", "outer_delay", "outer_mixing")
     ),
 )
@@ -193,7 +193,7 @@ class LocalSGD(Extension):
         return made
 
     def replay(self, devices: Sequence[Any], mean: Mean) -> Replay:
-        from minidist.techniques.local_sgd.replay import AveragingReplay, StreamingReplay
+        from minidist.techniques.local_sgd.meetings import AveragingReplay, StreamingReplay
 
         kind = StreamingReplay if streaming(self.settings) else AveragingReplay
         return kind(self.settings, devices, mean)
@@ -216,7 +216,6 @@ class LocalSGD(Extension):
 
         Each rank has its part of a replica, and the ranks with the same part of the others meet: of them one counts.
         """
-        from minidist.techniques.local_sgd.averaging import local_sgd_volume
         from minidist.techniques.local_sgd.streaming import streaming_volume
 
         every, replicas = self.settings.local_steps, replicas_of(run.config, run.batches.dims.dp)
@@ -232,7 +231,7 @@ class LocalSGD(Extension):
 
         # The last step ends with an average, too. Of a batch norm's channel there are a mean and a variance.
         averages, numbers = -(-run.steps // every), sum(2 * sum(axis.norms) for axis in axes)
-        weights, measured = (local_sgd_volume(n, replicas)["parameter_gather"] // replicas for n in (held, numbers))
+        weights, measured = (2 * (replicas - 1) * n // replicas for n in (held, numbers))
         sent["parameter_gather"] += averages * weights * run.itemsize
         sent["metrics"] += averages * measured * NUMBER
         return sent

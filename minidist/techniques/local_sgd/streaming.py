@@ -31,8 +31,7 @@ from minidist.core.base.trace import purpose, track
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, Work
 from minidist.optim import OptimizerWrapper
-from minidist.techniques.local_sgd.averaging import OUTER, local_sgd_volume
-from minidist.techniques.local_sgd.weights import Part, flat_of, parts_of, place_of, trainable
+from minidist.techniques.local_sgd.averaging import OUTER, Part, flat_of, parts_of, place_of, trainable
 
 OWN, SENT = "own", "outer_gradient"  # names in the state of a parameter
 
@@ -58,7 +57,7 @@ def streaming_volume(fragments: Sequence[int], every: int, first: int, last: int
     for i, size in enumerate(fragments):
         turn = turn_of(i, len(fragments), every)
         times = sum(step >= turn and (step - turn) % every == 0 for step in range(first + 1, last + 1))
-        total += times * local_sgd_volume(size, ranks)["parameter_gather"]
+        total += times * 2 * (ranks - 1) * size
     return total
 
 

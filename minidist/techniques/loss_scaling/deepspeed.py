@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from minidist.base.limits import MIN_VALUE
 from minidist.core.base.errors import UsageError, quoted
-from minidist.techniques.deepspeed import AUTO, Applied, DeepSpeedKeys, Noted, whole
+from minidist.techniques.deepspeed import AUTO, Applied, DeepSpeedKeys, Noted, number, whole
 
 # DeepSpeed's key of the dynamic loss scale -> the setting.
 KEYS = {
@@ -44,9 +44,7 @@ class DeepSpeedLossScale(DeepSpeedKeys):
         static = section.pop("loss_scale", 0)
         if static == "auto":
             result.ignore("fp16.loss_scale", AUTO)
-        elif isinstance(static, bool) or not isinstance(static, int | float) or not static >= 0:
-            raise UsageError(f"DeepSpeed's fp16.loss_scale is {quoted(static)}; it must be a number of at least 0")
-        elif static > 0:
+        elif number("fp16.loss_scale", static, least=0) > 0:
             result.apply("fp16.loss_scale", static, loss_scale=float(static), static_loss_scale=True)
             for key in ("initial_scale_power", *KEYS):
                 if key in section:

@@ -66,9 +66,9 @@ RULES = (
         " others have made theirs",
         "use bf16 or fp32",
     ),
-    without_effect(LossScalingSettings, "loss_scale", scales_loss, "--precision fp16"),
-    without_effect(LossScalingSettings, "static_loss_scale", scales_loss, "--precision fp16"),
-    *(without_effect(LossScalingSettings, name, scale_changes, DYNAMIC) for name in OF_A_DYNAMIC_SCALE),
+    without_effect("loss_scale", scales_loss, "--precision fp16"),
+    without_effect("static_loss_scale", scales_loss, "--precision fp16", switch=True),
+    *(without_effect(name, scale_changes, DYNAMIC) for name in OF_A_DYNAMIC_SCALE),
 )
 
 

@@ -1,1 +1,0 @@
-"""--lr-scaling, --base-batch: the learning rate follows the size of the global batch."""

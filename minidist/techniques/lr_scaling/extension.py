@@ -64,14 +64,11 @@ class LrScaling(Extension):
     panel = "Optimization"
     rules = (
         without_effect(
-            LrScalingSettings,
             "lr_scaling",
             lambda j: j.base_batch is not None or j.optional("adaptive_batch") is not None,
             "--base-batch or --adaptive-batch",
         ),
-        without_effect(
-            LrScalingSettings, "base_batch", lambda j: j.lr_scaling != "none", "--lr-scaling linear or sqrt"
-        ),
+        without_effect("base_batch", lambda j: j.lr_scaling != "none", "--lr-scaling linear or sqrt"),
     )
     fixed = ("lr_scaling", "base_batch")
     unplanned = tuple(LrScalingSettings.model_fields)

@@ -1,1 +1,0 @@
-"""--warmup, --decay: the learning rate follows the number of the step."""

@@ -46,13 +46,10 @@ class LrSchedule(Extension):
     panel = "Optimization"
     rules = (
         without_effect(
-            LrScheduleSettings,
-            "warmup_start",
-            lambda j: j.warmup_curve != "linear",
-            "--warmup-curve deepspeed-linear or deepspeed-log",
+            "warmup_start", lambda j: j.warmup_curve != "linear", "--warmup-curve deepspeed-linear or deepspeed-log"
         ),
-        without_effect(LrScheduleSettings, "decay_steps", lambda j: j.decay != "constant", "--decay cosine or linear"),
-        without_effect(LrScheduleSettings, "final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
+        without_effect("decay_steps", lambda j: j.decay != "constant", "--decay cosine or linear"),
+        without_effect("final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
     )
     unplanned = tuple(LrScheduleSettings.model_fields)
     for_all_steps = True

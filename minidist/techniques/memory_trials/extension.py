@@ -43,9 +43,7 @@ class MemoryTrials(Extension):
     switches = (("micro_batch", None),)
     panel = "Precision and memory"
     rules = (
-        without_effect(
-            MemoryTrialsSettings, "memory_budget", lambda j: j.config.micro_batch == "auto", "--micro-batch auto"
-        ),
+        without_effect("memory_budget", lambda j: j.config.micro_batch == "auto", "--micro-batch auto"),
         Rule(
             "recompute-budget-chooses",
             lambda j: j.recompute_budget is not None,

@@ -44,7 +44,6 @@ class WholeMatricesOfMuon(Extension):
             "add --momentum 0.95",
         ),
         without_effect(
-            MuonSettings,
             "orthogonalize",
             lambda j: j.optimizer == "muon" and not (j.server or j.optional("local_steps") or j.asynchronous),
             "--optimizer muon on ranks that step together",

@@ -1,1 +1,0 @@
-"""--momentum, --nesterov, --betas, --eps: the symbols of an optimizer's formula."""

@@ -23,10 +23,10 @@ The others go on without a worker that dies (where the world survives it: `SimWo
 was received whole is applied once, a part of one never, and a bound no longer waits for it. A server that dies takes
 its weights with it.
 
-In this folder: `server_config` (how far a worker may run ahead), `server_shards` (which server holds which keys),
-`worker`, `server`, `server_job` (a run, called by all ranks), `server_replay` (the run again, on one device). Of
-`minidist train --strategy ps`: `extension` (with its settings and rules), `loop`, `ranks` (what a worker computes and a
-server holds), `trainer` (the job on a rank), `evaluation` (its held-out losses), `comparison` (with one device).
+In this folder: `server_shards` (which server holds which keys), `worker`, `server` (with the settings of a run, such as
+how far a worker may run ahead), `server_job` (a run, called by all ranks), `server_replay` (the run again, on one
+device). Of `minidist train --strategy ps`: `extension` (with its settings and rules), `loop` (with the comparison with
+one device), `ranks` (what a worker computes and a server holds), `trainer` (the job on a rank).
 
 Sources: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014 (servers, bounded delay);
 Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NeurIPS 2013; Zhang et al.,
@@ -34,15 +34,23 @@ Staleness-aware async-SGD, IJCAI 2016 (the rate divided by the staleness).
 Proved by: tests/parallel/test_parameter_server.py, tests/parallel/test_killed_workers.py
 """
 
+# mypy: implicit_reexport
+# ruff: noqa: F401
+
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.parallel.assignment import assign_keys
-    from minidist.techniques.parameter_server.server import Server, Updates
-    from minidist.techniques.parameter_server.server_config import Consistency, ServerConfig, parse_consistency
-    from minidist.techniques.parameter_server.server_job import ServerResult, check, run, server_bytes
+    from minidist.techniques.parameter_server.server import (
+        Consistency,
+        Server,
+        ServerConfig,
+        Updates,
+        parse_consistency,
+    )
+    from minidist.techniques.parameter_server.server_job import ServerResult, check, run
     from minidist.techniques.parameter_server.server_replay import ServerRecord, read_records, replay
     from minidist.techniques.parameter_server.server_shards import (
         Rows,
@@ -52,27 +60,5 @@ if TYPE_CHECKING:
         make_shards,
     )
     from minidist.techniques.parameter_server.worker import Gradient
-
-__all__ = [
-    "Consistency",
-    "Gradient",
-    "Rows",
-    "Server",
-    "ServerConfig",
-    "ServerRecord",
-    "ServerResult",
-    "ServerShard",
-    "Updates",
-    "Weights",
-    "assign_keys",
-    "check",
-    "compress_pushes",
-    "make_shards",
-    "parse_consistency",
-    "read_records",
-    "replay",
-    "run",
-    "server_bytes",
-]
 
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -323,7 +323,14 @@ def parameter_server_bytes(config: Any, batches: Batches, sizes: AxisSizes, done
     elements = sum(sizes.units)
     pushed = 2 if config.compression in CASTS else itemsize
     gradient = elements * pushed if only_casts(config) else compressed_bytes(config, build(config, batches))
-    sent = ps.server_bytes(elements * itemsize, workers, servers, steps, gradient)
+    weights, others = elements * itemsize, workers + servers - 1
+    losses = others * workers * batches.accumulation * NUMBER
+    sent = {
+        "parameter_pull": workers * (steps - 1) * weights + others * weights,
+        "parameter_push": workers * steps * (gradient + 2 * NUMBER * servers),
+        "startup": others * weights,
+        "metrics": steps * losses,
+    }
     for name in sparse_keys(config):
         job = build(config, batches)
         rows = sum(
@@ -332,11 +339,9 @@ def parameter_server_bytes(config: Any, batches: Batches, sizes: AxisSizes, done
         # In place of the dense matrix: its rows, each with its number, and one more number in the header.
         dense = sizes.parameters[name] * pushed
         sent["parameter_push"] += workers * steps * (NUMBER - dense) + rows * (NUMBER + config.width * pushed)
-    losses = (workers + servers - 1) * workers * batches.accumulation * NUMBER
-    sent["metrics"] = steps * losses
     if evaluations := len(evaluated_steps(config, done)):
         # The weights to every other rank, the losses, and the all-reduce of the running statistics.
-        copies = (workers + servers - 1) * (elements * itemsize + 2 * 2 * sum(sizes.norms) * NUMBER)
+        copies = others * (weights + 2 * 2 * sum(sizes.norms) * NUMBER)
         passes = 1 + sum(extension.evaluations for extension in of_job(config))
         sent["evaluation"] = evaluations * (copies + passes * losses)
     # All steps are done at the end, and some with every checkpoint before it.

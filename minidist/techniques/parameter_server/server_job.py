@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from minidist.core.base.errors import RankDeadError, UsageError
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.comm import CollectiveCall, Comm, PointToPoint, Request
-from minidist.techniques.parameter_server.server import Server, Updates
-from minidist.techniques.parameter_server.server_config import ServerConfig, parse_consistency
+from minidist.techniques.parameter_server.server import Server, ServerConfig, Updates, parse_consistency
 from minidist.techniques.parameter_server.server_shards import (
     ServerShard,
     Weights,
@@ -92,23 +91,6 @@ def run(
     # [3] The final weights, on every rank.
     last_pull(comm, shards)
     return ServerResult(joined(names, [shard.weights for shard in shards]), pushes, staleness)
-
-
-def server_bytes(weights: int, workers: int, servers: int, steps: int, gradient: int | None = None) -> dict[str, int]:
-    """Return the payload bytes that all ranks together send, by purpose, for `weights` bytes of dense weights.
-
-    gradient: the bytes of a pushed gradient; None: as many as the weights have.
-
-    startup: rank 0's weights, to every other rank. parameter_push: per worker and step a gradient, and a head of 16 B
-    to each server. parameter_pull: weights after every push but the last, and at the end to every other rank.
-    """
-    # Weights go to every other rank at the start (from rank 0), and at the end (each server's keys).
-    others = workers + servers - 1
-    return {
-        "parameter_pull": workers * (steps - 1) * weights + others * weights,
-        "parameter_push": workers * steps * ((weights if gradient is None else gradient) + 16 * servers),
-        "startup": others * weights,
-    }
 
 
 def check(comm: Comm, config: ServerConfig, initial: Weights, steps: int | Callable[[Comm, int], bool] = 1) -> None:

@@ -16,8 +16,7 @@ from typing import Any
 from minidist.base.traces import Trace
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
-from minidist.techniques.parameter_server.server import Updates
-from minidist.techniques.parameter_server.server_config import ServerConfig, parse_consistency
+from minidist.techniques.parameter_server.server import ServerConfig, Updates, parse_consistency
 from minidist.techniques.parameter_server.server_job import FINAL
 from minidist.techniques.parameter_server.server_shards import Weights, joined, make_shards
 from minidist.techniques.parameter_server.worker import Gradient

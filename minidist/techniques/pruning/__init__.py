@@ -13,9 +13,7 @@ if TYPE_CHECKING:
         leave_out,
         parts,
         prunable_units,
-        pruned_weights,
         pruning_bytes,
-        reduction_bytes,
         shard_comm,
     )
     from minidist.techniques.pruning.pruner import Pruner, check_prunable, prunable

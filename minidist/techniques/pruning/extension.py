@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from minidist.core.base.errors import quoted
 from minidist.core.comm import Comm
+from minidist.parallel.volume import gradient_volume
 from minidist.techniques import AxisRun, Extension, Field, Moment, Rule, Run, Settings, pruning, setting, without_effect
 
 
@@ -154,8 +155,8 @@ RULES = (
         "use --strategy auto",
         FLAG,
     ),
-    without_effect(PruningSettings, "sparsity_schedule", prunes, "--sparsity or --sparsity-pattern"),
-    without_effect(PruningSettings, "sparsity_scope", prunes, "--sparsity"),
+    without_effect("sparsity_schedule", prunes, "--sparsity or --sparsity-pattern"),
+    without_effect("sparsity_scope", prunes, "--sparsity"),
 )
 
 
@@ -266,8 +267,10 @@ class Pruning(Extension):
         together = run.config.sparsity_scope == "global" and run.config.sparsity_pattern is None
         sizes, units = axis.sizes.more["prunable"], axis.sizes.more["masked"]
         # What is pruned is not reduced.
-        zeros = sum(pruning.pruned_weights(schedule, sizes, together, run.done + step) for step in range(run.steps))
-        sent = {"gradient_reduce": -pruning.reduction_bytes(run, axis, axis.reductions * zeros)}
+        compared = [sum(sizes)] if together else sizes
+        zeros = sum(schedule.pruned(size, run.done + step) for step in range(run.steps) for size in compared)
+        spared = gradient_volume(run.config.zero, axis.reductions * zeros, axis.ranks, run.config.dp_replicate)
+        sent = {"gradient_reduce": -axis.groups * spared * run.itemsize}
         if run.config.zero == 3:
             sent["pruning"] = pruning.pruning_bytes(run, axis, schedule, sizes, units)
         return sent

@@ -25,7 +25,6 @@ from minidist.core.parallel.fsdp import FSDPUnit
 from minidist.parallel.comm_hooks import Then, register_comm_hook
 from minidist.parallel.compressor import compress
 from minidist.parallel.shards import ranges
-from minidist.parallel.volume import gradient_volume
 from minidist.techniques import AxisRun, Run
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner
 from minidist.techniques.pruning.schedule import SparsitySchedule
@@ -88,7 +87,7 @@ def exchange_masks(axis: Any, pruner: Pruner) -> None:
     Purpose `pruning`. Other layouts know the masks of all ranks.
     """
     for unit in prunable_units(axis, pruner):
-        mine = xp.ones(unit.shard.size, bool, unit.shard.data)
+        mine = xp.full(unit.shard.size, True, bool, unit.shard.data)
         for p, place, _, _ in ranges(unit.shard):
             if p.name in pruner.masks:
                 mine[place] = pruner.masks[p.name].values
@@ -132,17 +131,6 @@ def prunable_units(axis: Any, pruner: Pruner) -> list[FSDPUnit]:
 
 
 # --- volumes, of all groups of ranks of a data axis together ----------------------------------------------------------
-
-
-def pruned_weights(schedule: SparsitySchedule, sizes: Sequence[int], together: bool, done: int) -> int:
-    """Return how many weights are pruned after `done` steps. sizes: of each matrix. together: as one, not each."""
-    return sum(schedule.pruned(size, done) for size in ([sum(sizes)] if together else sizes))
-
-
-def reduction_bytes(run: Run, axis: AxisRun, elements: int) -> int:
-    """Return the bytes of reducing this number of elements, as the layout of the run does it."""
-    sent = gradient_volume(run.config.zero, elements, axis.ranks, run.config.dp_replicate)
-    return axis.groups * sent * run.itemsize
 
 
 def pruning_bytes(run: Run, axis: AxisRun, schedule: SparsitySchedule, sizes: Sequence[int], units: int) -> int:

@@ -139,7 +139,7 @@ class Pruner:
     def kept(self, bucket: Bucket) -> Array:
         """Return which elements of a bucket of whole parameters the masks keep (bool), padding among them."""
         # In flat order; a bucket's parameters come from the end. What lies behind the last one is padding.
-        first, kept = bucket.slice.start, xp.ones(bucket.buffer.size, bool, bucket.buffer)
+        first, kept = bucket.slice.start, xp.full(bucket.buffer.size, True, bool, bucket.buffer)
         for parameter in bucket.parameters:
             if parameter.name in self.masks:
                 place = bucket.flat.slice_of(parameter)

@@ -72,8 +72,8 @@ RULES = (
         " nothing with each other",
         "use --strategy auto",
     ),
-    without_effect(QuantizationSettings, "quantize_weights", lambda j: j.quantize != "none", "--quantize int8"),
-    without_effect(QuantizationSettings, "quantize_observer", lambda j: j.quantize != "none", "--quantize int8"),
+    without_effect("quantize_weights", lambda j: j.quantize != "none", "--quantize int8"),
+    without_effect("quantize_observer", lambda j: j.quantize != "none", "--quantize int8"),
 )
 
 

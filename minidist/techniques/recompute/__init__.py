@@ -1,1 +1,0 @@
-"""--recompute: activations are computed again in backward, and not kept."""

@@ -58,8 +58,3 @@ def slowest(work: Array, sizes: Sequence[int], paces: Sequence[float]) -> float:
     """Return the seconds of the slowest stage of a cut."""
     bounds = offsets(list(sizes))
     return max(float(work[a:b].sum()) * pace for (a, b), pace in zip(pairwise(bounds), paces, strict=True))
-
-
-def exchange_volume(layers: int, ranks: int) -> int:
-    """Return the numbers that all ranks together send for one exchange of their layers' times."""
-    return ranks * (ranks - 1) * 2 * (layers + 1)

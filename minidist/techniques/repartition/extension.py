@@ -133,7 +133,7 @@ class Repartition(Extension):
     def next_layout(self, strategy: Any, done: int, rebuild: Callable[[Any], Any]) -> Any:
         """Return the strategy of the next step: the same, or one with another cut.
 
-        After a multiple of K all ranks exchange what they measured (`exchange_volume`, purpose repartition); nothing
+        After a multiple of K all ranks exchange what they measured (purpose repartition); nothing
         is done after the last step.
         """
         cut, steps = self.partitions.pop()
@@ -189,12 +189,13 @@ class Repartition(Extension):
         rank has the shards that the new layout gives it, so elements move between replicas, too.
         """
         from minidist.parallel.redistribute import NUMBER, table_bytes
-        from minidist.techniques.repartition.cut import exchange_volume
 
         # Each rank has one number, whatever its number of axes; a rank without any axis has nothing that could move.
         sent = [axes[0].more["repartition"] for axes in map(list, run.sizes) if axes]
         layers, exchanges, ranges, _ = sent[0]
-        total = exchanges * exchange_volume(layers, run.ranks) * NUMBER + sum(one.lacking for one in sent)
+        # Of each layer, and of what is in front of them and behind them, seconds and FLOPs to every other rank.
+        exchanged = exchanges * run.ranks * (run.ranks - 1) * 2 * (layers + 1)
+        total = exchanged * NUMBER + sum(one.lacking for one in sent)
         return {"repartition": total + (table_bytes(ranges, run.ranks) if ranges else 0)}
 
 

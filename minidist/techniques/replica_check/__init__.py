@@ -1,1 +1,0 @@
-"""--check-replicas: after every step all copies of every parameter are compared, bit for bit."""

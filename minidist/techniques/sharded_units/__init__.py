@@ -1,1 +1,0 @@
-"""--prefetch, --reshard-after-forward, --persistence-threshold: when the units of ZeRO 3 are whole."""

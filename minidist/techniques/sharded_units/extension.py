@@ -94,7 +94,7 @@ RULES = (
         " {recompute} the forward of a segment is not recorded",
         "use --recompute full, or leave out one of the two",
     ),
-    without_effect(ShardedUnitsSettings, "prefetch", lambda j: j.zero == 3, "--zero 3"),
+    without_effect("prefetch", lambda j: j.zero == 3, "--zero 3"),
 )
 
 

@@ -1,1 +1,0 @@
-"""--synchronize-each: gradients are reduced after every micro-batch, and not once per step."""

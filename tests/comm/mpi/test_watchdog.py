@@ -1,6 +1,5 @@
 """The watchdog's thread outlives odd values, a full disk and a folder that is gone, and it says what it can."""
 
-import json
 import os
 import re
 import threading
@@ -8,19 +7,16 @@ import time
 from contextlib import suppress
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from greenlet import getcurrent
 
 from minidist.base.traces import Trace
-from minidist.comm import SimWorld
 from minidist.comm.mpi import ending, job_folder, waits
 from minidist.comm.mpi import watchdog as watchdog_module
 from minidist.comm.mpi import world as mpi_world
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
 from minidist.comm.mpi.waits import Returned
 from minidist.comm.mpi.watchdog import Watchdog
-from minidist.core.base.errors import UsageError
 from tests.cases import each
 
 
@@ -288,30 +284,6 @@ def main(comm):
     for rank in range(2):
         assert f"rank {rank}: waits in receive from rank {1 - rank}, tag 0, 8 B, at" in output, output
     assert "circle: rank 0 -> rank 1 -> rank 0" in output
-
-
-def test_numpy_s_integers_do_not_get_into_traces():
-    def program(comm):
-        other = np.int64(1 - comm.rank)
-        comm.sendrecv(np.ones(1), other, np.ones(1), other, np.int32(4))
-        comm.irecv(np.ones(0), other).wait() if comm.rank else comm.isend(np.ones(0), other).wait()
-        return comm.trace.messages
-
-    for messages in SimWorld(2).run(program):
-        json.dumps([(message.peer, message.tag) for message in messages])
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda comm: comm.send(np.ones(1), 0.0), "the rank of a message is '0.0', a float"),
-        (lambda comm: comm.recv(np.ones(1), "0"), "the rank of a message is '0', a str"),
-        (lambda comm: comm.isend(np.ones(1), 0, tag=1.5), "the tag of a message is '1.5', a float"),
-    ],
-)
-def test_a_rank_or_a_tag_that_is_no_integer_is_one_sentence(call, words):
-    with pytest.raises(UsageError, match=rf"^rank 0: {words}, at \S*test_watchdog.py:\d+; pass an integer"):
-        SimWorld(1).run(call)
 
 
 # --- what is left in the temporary directory --------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from minidist.base.traces import SpanEvent
-from minidist.collectives import TwoLevel
 from minidist.comm import SimWorld, buffers
 from minidist.comm.buffers import OpenMessages
 from minidist.comm.errors import BufferReuseError
@@ -436,27 +435,6 @@ def test_a_communicator_in_a_second_thread():
         [text], _ = SimWorld(2).run(program, call)
         assert text.startswith("rank 0: world is used in a second thread, at ")
         assert "async_op=True to overlap" in text
-
-
-WRONG = {
-    "no rank": lambda comm: comm.isend(np.ones(1), None),
-    "a tag in words": lambda comm: comm.send(np.ones(1), 0, tag="a"),
-    "a color that is too large": lambda comm: comm.split(2**63),
-    "a color with a fraction": lambda comm: comm.split(0.5),
-    "a key that is too small": lambda comm: comm.split(0, -(2**63) - 1),
-    "a node's color": lambda comm: TwoLevel(comm, 2**63),
-    "a group of no list": lambda comm: comm.group(0, "part"),
-    "a group of fractions": lambda comm: comm.group([0.0], "part"),
-    "an object without a copy": lambda comm: comm.send_object(lambda: 0, 0),
-}
-
-
-@each("what", WRONG)
-def test_what_is_no_number_is_one_sentence(what):
-    with pytest.raises(UsageError) as caught:
-        SimWorld(1).run(WRONG[what])
-    assert str(caught.value).startswith("rank 0: ")
-    assert len(str(caught.value)) < 300
 
 
 def test_an_exception_without_a_text_does_not_hide_the_report():

@@ -16,6 +16,7 @@ from minidist.core.autograd.operators import operand
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
+from minidist.core.base.arrays import Array
 from minidist.core.base.errors import ShapeError
 
 _BLOCK = 64  # queries at once
@@ -36,7 +37,7 @@ def causal_attention(qkv: Tensor, heads: int, dropout: Any = None) -> Tensor:
     y, kept = qkv.save(out), qkv.saved()
     out = y.stored
 
-    def grad(g: xp.Array) -> xp.Array:
+    def grad(g: Array) -> Array:
         q, k, v = _heads(kept.data, 3, heads)
         dqkv = xp.empty((batch, length, 3 * width), g.dtype, g)
         (o,), (do,), (dq, dk, dv) = _heads(y.data, 1, heads), _heads(g, 1, heads), _heads(dqkv, 3, heads)
@@ -50,34 +51,34 @@ def causal_attention(qkv: Tensor, heads: int, dropout: Any = None) -> Tensor:
 Drop = Any
 
 
-Saved = list[tuple[Tensor, xp.Array]]  # of each block: exponentials, 1 / row sums
+Saved = list[tuple[Tensor, Array]]  # of each block: exponentials, 1 / row sums
 
 
-def kept_arrays(saved: Saved, drop: Drop) -> list[xp.Array]:
+def kept_arrays(saved: Saved, drop: Drop) -> list[Array]:
     return [array for e, inverse in saved for array in (e.stored, inverse)] + ([] if drop is None else [drop.keep])
 
 
-def _heads(packed: xp.Array, parts: int, heads: int) -> list[xp.Array]:
+def _heads(packed: Array, parts: int, heads: int) -> list[Array]:
     """(batch, T, parts x heads x size) as `parts` views (batch, heads, T, size)."""
     batch, length, width = packed.shape
     split = packed.reshape(batch, length, parts, heads, width // (parts * heads))
     return [split[:, :, part].transpose(0, 2, 1, 3) for part in range(parts)]
 
 
-def at_once(q: xp.Array) -> tuple[int, int]:
+def at_once(q: Array) -> tuple[int, int]:
     """The samples and queries per block: as many samples as fit into the cache together."""
     _, heads, length, _ = q.shape
     return max(1, _CACHE // max(1, heads * min(_BLOCK, length) * length * q.dtype.itemsize)), _BLOCK
 
 
-def attend(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor, drop: Drop = None) -> Saved:
+def attend(q: Array, k: Array, v: Array, o: Array, source: Tensor, drop: Drop = None) -> Saved:
     """Fill o; returns for each group of samples and query block (exp of the shifted scores, 1 / row sums).
 
     The exponentials, numbers from 0 to 1, are saved as `source` says; the row sums, one number a query, as they are.
     """
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
-    if (kernels := xp.kernels_of(q)) is not None:
+    if kernels := xp.kernels_of(q):
         return kernels.attention(q, k, v, o, source, drop)
     step, queries = at_once(q)
     diagonal, ones = _diagonal(min(queries, length), q), xp.constant(length, 1, q)
@@ -99,19 +100,12 @@ def attend(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor, d
 
 
 def attention_gradients(
-    q: xp.Array,
-    k: xp.Array,
-    v: xp.Array,
-    o: xp.Array,
-    g: xp.Array,
-    saved: Saved,
-    gradients: Sequence[xp.Array],
-    drop: Drop = None,
+    q: Array, k: Array, v: Array, o: Array, g: Array, saved: Saved, gradients: Sequence[Array], drop: Drop = None
 ) -> None:
     """Fill dq, dk, dv; uses up `saved`. The last query block meets all keys: it goes first and writes, others add."""
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
-    if (kernels := xp.kernels_of(q)) is not None:
+    if kernels := xp.kernels_of(q):
         kernels.attention_gradients(q, k, v, o, g, saved, gradients, drop)
         return
     step, queries = at_once(q)
@@ -146,7 +140,7 @@ def attention_gradients(
             dkn[...], dvn[...] = dk_sum, dv_sum
 
 
-def _exponentials(e: xp.Array, diagonal: xp.Array, ones: xp.Array) -> xp.Array:
+def _exponentials(e: Array, diagonal: Array, ones: Array) -> Array:
     """Turn a block's scores (..., keys, queries) into exponentials, in place; return 1 / row sums (..., queries, 1).
 
     The last key is the last query's own; keys after a query's own are 0. diagonal, ones: of a block that may be larger.
@@ -158,7 +152,7 @@ def _exponentials(e: xp.Array, diagonal: xp.Array, ones: xp.Array) -> xp.Array:
     return xp.reciprocal(ones[:keys] @ e)[..., None]
 
 
-def _largest(e: xp.Array) -> xp.Array:
+def _largest(e: Array) -> Array:
     """Maximum over the keys, (..., keys, queries) -> (..., 1, queries), by folding: halves that may overlap."""
     while (n := e.shape[-2]) > 1:
         half = (n + 1) // 2
@@ -166,7 +160,7 @@ def _largest(e: xp.Array) -> xp.Array:
     return e
 
 
-def _diagonal(n: int, like: xp.Array) -> xp.Array:
+def _diagonal(n: int, like: Array) -> Array:
     """(keys, queries): 0 where the key is not later than the query, -inf where it is."""
     positions = xp.device_arange(n)
     mask = xp.zeros((n, n), like.dtype, like)

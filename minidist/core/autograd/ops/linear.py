@@ -17,7 +17,6 @@ from minidist.core.autograd.operators import mismatch, operand, operands, pair, 
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.arrays import downcast
 from minidist.core.base.errors import AutogradError, quoted
 
 Prepare = Callable[[xp.Array], xp.Array]
@@ -79,7 +78,7 @@ def _activated(x: Tensor, z: xp.Array, activation: str) -> tuple[xp.Array, Prepa
     """Return activation(z), computed in place; the step of backward through it; and what this step keeps."""
     if activation == "relu":
         xp.maximum(z, xp.zeros(z.shape[-1], z.dtype, z), out=z)  # with a row, which is three times as fast as with 0
-        result = downcast(z, x.dtype) if x.half else z
+        result = xp.downcast(z, x.dtype) if x.half else z
         # The sign of the result is that of z.
         return result, lambda g: g * (result > 0), ()
 
@@ -99,7 +98,7 @@ _BLOCK = 32 * 1024  # elements; four float32 blocks are 512 KiB, which fit into 
 
 def gelu_with_derivative(x: xp.Array) -> tuple[xp.Array, xp.Array]:
     """(gelu(x), gelu'(x)), both new arrays of x's shape and dtype."""
-    if (kernels := xp.kernels_of(x)) is not None:
+    if kernels := xp.kernels_of(x):
         return kernels.gelu_with_derivative(x)
     c = math.sqrt(2 / math.pi)
     x_flat = x.reshape(-1)

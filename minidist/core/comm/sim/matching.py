@@ -33,9 +33,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from minidist.core.base import hooks
+from minidist.core.base.arrays import Array
 from minidist.core.base.fibers import Fiber
 from minidist.core.comm.communicator import ANY, PointToPoint, Request, Work
 
@@ -164,9 +163,7 @@ class Matching:
         """Return the other rank of a receive from any rank. Only a subclass has such receives: here they wait."""
         return ANY
 
-    def post(
-        self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, nonblocking: bool
-    ) -> SimRequest:
+    def post(self, comm: PointToPoint, kind: str, array: Array, peer: int, tag: int, nonblocking: bool) -> SimRequest:
         """Start a send or a receive. It meets the oldest message of the other kind that fits it, or waits for one."""
         stream, requests = self.state.running, self.requests
         rank, other = stream.rank, self.any_source() if peer == ANY else comm.members[peer]

@@ -50,8 +50,6 @@ class Sim:
         self.size, self.links = ranks, links or LinkModel()
         self.running_ranks: Sequence[int] = range(ranks)  # all of them; a subclass may let some stand for others
 
-    # running ----------------------------------------------------------------------------------------------------------
-
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         """Call `main(comm, *arguments)` on every rank; return the list of results."""
         # Everything that belongs to this run is new: streams, queues, clocks, records.
@@ -152,8 +150,6 @@ class Sim:
         else:
             self.hub.switch()
 
-    # streams ----------------------------------------------------------------------------------------------------------
-
     def run_async(self, work: Work) -> Work:
         # One stream per communicator and rank: works run one after the other, in the order of their starts.
         state = self.state
@@ -196,8 +192,6 @@ class Sim:
 
     def progress(self) -> None:
         """Nothing to do: the scheduler runs streams whenever this rank blocks, and virtual time does not pass here."""
-
-    # clock and record -------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
         return self.state.running.time

@@ -22,10 +22,8 @@ import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.arrays import named_dtype
 from minidist.core.base.trace import purpose, watchers
-from minidist.core.comm import Comm
-from minidist.core.comm.communicator import Request
+from minidist.core.comm import Comm, Request
 from minidist.core.pipeline.plan import Action, Key, Plan
 
 Tensors = list[tuple[tuple[int, ...], str]]  # shape and dtype of each tensor
@@ -104,7 +102,7 @@ class Messages:
                     if stage + 1 == stages:
                         break
 
-                    zeros = [xp.zeros(shape, named_dtype(dtype)) for shape, dtype in tensors]
+                    zeros = [xp.zeros(shape, xp.named_dtype(dtype)) for shape, dtype in tensors]
                     tensors = [signature(array) for array in run(stage, members[0], zeros)]
                     boundaries.update({(stage + 1, i): tensors for i in members})
                     if path[stage + 1] != comm.rank:
@@ -119,13 +117,11 @@ class Messages:
             if message in self.tags:
                 ranks = {self.rank_of[stage - 1, i], self.rank_of[stage, i]}
                 (other,) = ranks - {self.comm.rank}
-                shapes = [(shape, named_dtype(dtype)) for shape, dtype in tensors]
+                shapes = [(shape, xp.named_dtype(dtype)) for shape, dtype in tensors]
                 floats = [(shape, dtype) for shape, dtype in shapes if dtype.kind in FLOATS]
                 self.routes[message] = other, self.tags[message], shapes
                 self.routes[back] = other, self.tags[back], floats
-        self.released: dict[int, list[Message]] = hooks.arrived_messages(self)
-
-    # --- receiving ---
+        self.released: dict[int, list[Message]] = hooks.arrived_messages(self) or {}
 
     def post(self, message: Message) -> None:
         """Post the receives of what an F, or an I or B, of a stage needs."""
@@ -153,8 +149,6 @@ class Messages:
         if direction == "B":
             self.comm.waitall(self.sends.pop(("F", stage + 1, i), []))
         return arrays
-
-    # --- sending ---
 
     def enqueue(self, message: Message, arrays: Sequence[Any]) -> None:
         """Hand what a stage made to the next one: on this rank at once, to another one by its SEND."""

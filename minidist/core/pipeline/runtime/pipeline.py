@@ -122,8 +122,6 @@ class Pipeline:
         self.refusals.check_same_plan(self.comm, self.plan)
         reduce.bind(self.comm, self.plan, self.stages, tied)
 
-    # --- a step ---
-
     def step(self, inputs: Sequence[Any], targets: Sequence[Any] | None = None) -> list[float]:
         """Run the plan on micro-batches `inputs`; returns every micro-batch's loss, on every rank.
 
@@ -232,8 +230,6 @@ class Pipeline:
         """Forget the gradients of this rank's stages."""
         for flat in self.flats:
             flat.zero_grad()
-
-    # --- a stage ---
 
     def forward(self, stage: int, i: int, arrays: list[Any]) -> None:
         """Run a stage's forward of micro-batch i on what arrived, and enqueue its outputs or note its loss."""

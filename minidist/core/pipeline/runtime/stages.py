@@ -16,8 +16,7 @@ from typing import Any
 from minidist.core.autograd import Parameter
 from minidist.core.base import hooks
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.nn import Module
-from minidist.core.nn.flat import FlatParameters
+from minidist.core.nn import FlatParameters, Module
 
 
 class PipelineStage:

@@ -31,8 +31,7 @@ from minidist.core.train.data_axis import Group
 from minidist.job.checkpoint.held import LocalShard, ReplicaId
 from minidist.job.train.job import Job, make_optimizer
 from minidist.job.train.strategies.data_axis import DataAxis, Replicas, Tensors
-from minidist.job.train.strategies.sharded import FullySharded, Sharded, ShardedOptimizer
-from minidist.parallel.shards import ranges
+from minidist.job.train.strategies.sharded import FullySharded, Sharded, ShardedOptimizer, local_shards
 from minidist.techniques.meeting import Meeting, Replica
 
 
@@ -92,14 +91,14 @@ class SharedReplica(Sharded):
     mesh: (replicas, the ranks of each).
     """
 
-    meeting: Meeting
-    factor: float
-    mesh: Any  # a `Mesh`
     place: Comm
 
-    def meet(self, job: Job, group: Group, mesh: Mesh) -> None:
-        """Let the shards of this rank meet those of the other replicas from now on. Every rank calls it."""
-        self.mesh, self.place, inner = mesh, group.comm, self.optimizer
+    def __init__(self, job: Job, group: Group) -> None:
+        mesh = mesh_of_replicas(group.comm, job.config.dp_replicate)
+        super().__init__(job, replace(group, comm=mesh["shard"], mesh=mesh["shard"]))  # type: ignore[arg-type]
+        # From now on the shards of this rank meet those of the other replicas.
+        self.mesh: Any = mesh
+        self.place, inner = group.comm, self.optimizer
         self.meeting, self.factor = meeting_of(job, group, self.shards, mesh["replicate"], lambda: inner)
         self.optimizer = self.meeting.optimizer
 
@@ -125,11 +124,7 @@ class SharedReplica(Sharded):
     def weights(self) -> list[LocalShard]:
         if self.meeting.common is None:
             return super().weights()
-        return [
-            LocalShard(p, values[place], start, stop)
-            for shard, values in zip(self.shards, self.meeting.common, strict=True)
-            for p, place, start, stop in ranges(shard)
-        ]
+        return local_shards(self.shards, self.meeting.common)
 
     def tensors(self) -> Tensors:
         tensors = super().tensors()
@@ -146,9 +141,7 @@ class ZeroReplicaAlone(SharedReplica, ShardedOptimizer):
     """Replicas of ZeRO 1 and 2."""
 
     def __init__(self, job: Job, group: Group) -> None:
-        mesh = mesh_of_replicas(group.comm, job.config.dp_replicate)
-        super().__init__(job, replace(group, comm=mesh["shard"], mesh=mesh["shard"]))
-        self.meet(job, group, mesh)
+        super().__init__(job, group)
         # The shards are those of rank 0's replica now.
         self.gather()
 
@@ -179,11 +172,6 @@ class ZeroReplicaAlone(SharedReplica, ShardedOptimizer):
 
 class ShardedReplicaAlone(SharedReplica, FullySharded):
     """Replicas of ZeRO 3."""
-
-    def __init__(self, job: Job, group: Group) -> None:
-        mesh = mesh_of_replicas(group.comm, job.config.dp_replicate)
-        super().__init__(job, replace(group, comm=mesh["shard"], mesh=mesh["shard"]))
-        self.meet(job, group, mesh)
 
 
 def mesh_of_replicas(comm: Comm, replicas: int) -> Mesh:

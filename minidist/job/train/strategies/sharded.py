@@ -3,7 +3,7 @@
 Proved by: tests/train/test_sharded.py, tests/train/test_pipelines.py, tests/techniques/test_offload.py
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -37,12 +37,7 @@ class Sharded(DataAxis):
         return [shard.grad for shard in self.shards if shard.grad is not None]
 
     def gradient_shards(self) -> list[LocalShard]:
-        return [
-            LocalShard(p, shard.grad[place], start, stop)
-            for shard in self.shards
-            if shard.grad is not None
-            for p, place, start, stop in ranges(shard)
-        ]
+        return local_shards([shard for shard in self.shards if shard.grad is not None], self.gradients())
 
     def tensors(self) -> Tensors:
         return gather_tensors(self.shards, self.optimizer)
@@ -111,11 +106,7 @@ class FullySharded(data_axis.FullySharded, Sharded):
         return shard_comm(mesh_of(comm, self.copies))
 
     def weights(self) -> list[LocalShard]:
-        return [
-            LocalShard(p, shard.data[place], start, stop)
-            for shard in self.shards
-            for p, place, start, stop in ranges(shard)
-        ]
+        return local_shards(self.shards, self.local_arrays())
 
     def local_arrays(self) -> list[Array]:
         return [shard.data for shard in self.shards]
@@ -130,6 +121,15 @@ class FullySharded(data_axis.FullySharded, Sharded):
         if self.algorithm not in ("ring", "ordered"):
             reduced = sum(map(reduced_elements.of_unit, self.units))
         return replace(sizes, buckets=sizes.units, resident=self.resident, reduced=reduced)
+
+
+def local_shards(shards: Iterable[Shard], arrays: Iterable[Array]) -> list[LocalShard]:
+    """Return the parts of parameters that the arrays of these shards are, as 1-D views."""
+    return [
+        LocalShard(p, values[place], start, stop)
+        for shard, values in zip(shards, arrays, strict=True)
+        for p, place, start, stop in ranges(shard)
+    ]
 
 
 def unit_parameters(
