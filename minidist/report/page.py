@@ -50,10 +50,7 @@ def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
     if not traces:
         raise UsageError("a page of no traces; pass those of a run, such as world.traces")
     # Time is drawn for the last step alone: several steps on one axis are too narrow to read.
-    count = steps_of(traces)
-    last, which = list(traces), ""
-    if count > 1:
-        last, which = only_steps(list(traces), count - 1, count), f", in the last of {count} steps"
+    last, which = _last_step(traces)
     of_first = f", of the first {MAX_RANKS} of {len(last)} ranks" if len(last) > MAX_RANKS else ""
     command = str(header.get("command") or "")
     caption = f"minidist report {source or 'TRACE'}"
@@ -108,6 +105,13 @@ def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
         ),
     ]
     return _document(traces, header, parts)
+
+
+def _last_step(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
+    count = steps_of(traces)
+    if count < 2:
+        return list(traces), ""
+    return only_steps(list(traces), count - 1, count), f", in the last of {count} steps"
 
 
 def _space_and_time(traces: Sequence[Trace], picture: Callable[..., str]) -> str:
