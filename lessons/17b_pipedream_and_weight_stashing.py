@@ -11,7 +11,7 @@
 #
 # *25 minutes. Before it: 17.*
 
-# %% [markdown]
+#
 # ## 1 The case
 #
 # A pipeline of four stages trains on a stream of mini-batches, none of which is cut, and never drains: the
@@ -37,6 +37,8 @@ last_guess = predict("version that mini-batch 7 uses on stage 3", example=6)
 first_guess = predict("version that mini-batch 7 uses on stage 0", example=6)
 
 # %%
+from contextlib import contextmanager
+
 import numpy as np
 
 from minidist import MLP, SGD, PlanError, SimWorld, Tensor, get_schedule, split_model
@@ -47,7 +49,6 @@ from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from minidist.report import show
-from minidist.report.gantt import as_traces
 from minidist.report.version_gantt import version_gantt
 
 # %% [markdown]
@@ -73,12 +74,6 @@ show(
         "lanes.svg",
     )
 )
-
-# %% [markdown]
-# The same as a page to step through, one time after the other:
-
-# %%
-show(as_traces(time_plan(stream, spans=True)), "PipeDream: what each rank computes.")
 
 # %% [markdown]
 # ## 4 The code
@@ -142,10 +137,11 @@ for number, log in enumerate(SimWorld(3).run(stage, 6)):
 # %% [markdown]
 # ## 5 Check
 #
-# The library's pipeline, on the clock of the picture, with an account of the bytes of weights:
+# The library's pipeline, on the clock of the picture. At the start of each F and B, and at the end of the last one,
+# `noted` writes down the bytes of the newest weights and of the stash:
 
 # %%
-WIDTH, ROWS = 32, 16
+WIDTH, ROWS, RATE = 32, 16, 0.2
 rng = np.random.default_rng(0)
 inputs = [rng.normal(size=(ROWS, WIDTH)) for _ in range(12)]
 targets = [rng.normal(size=(ROWS, WIDTH)) for _ in range(12)]
@@ -156,18 +152,31 @@ def loss(y, target):
 
 
 def train(comm, plan):
-    """Returns the versions that this rank used, and its account of memory."""
-    with account_memory(clock=comm.time) as account:
+    """Returns the versions that this rank used."""
+    with account_memory() as account:
+
+        def note():
+            versions = sum(account.by_purpose.get(kind, 0) for kind in ("parameter", "stash"))
+            comm.trace.memory.append((comm.time(), {"parameter": versions}))
+
+        @contextmanager
+        def noted(action):
+            note()
+            yield  # here the pipeline runs the action
+
         whole = MLP([WIDTH] * (plan.stages + 1), dtype=np.float64)
         stages, _ = split_model(whole, plan.stages, plan.stages_of(comm.rank))
         del whole  # a rank keeps its stage only
         versions = WeightVersions(
-            comm, plan, stages, lambda flat: SGD(flat, lr=0.05), keep_history=True
+            comm, plan, stages, lambda flat: SGD(flat, lr=RATE), keep_history=True
         )
         times = GivenTimes(comm, uniform(plan.stages))
-        pipe = VersionedPipeline(comm, plan, stages, loss, versions=versions, observers=[times])
+        pipe = VersionedPipeline(
+            comm, plan, stages, loss, versions=versions, observers=[noted, times]
+        )
         pipe.step(inputs[: plan.microbatches], targets[: plan.microbatches])
-    return versions, account
+        note()
+    return versions
 
 
 # %% [markdown]
@@ -175,7 +184,7 @@ def train(comm, plan):
 
 # %%
 world = SimWorld(p)
-ranks, accounts = zip(*world.run(train, stream), strict=True)
+ranks = world.run(train, stream)
 used = [versions.used["B", stage, 7] for stage, versions in enumerate(ranks)]
 print(f"mini-batch 7 used versions {used}")
 last_guess.judge(used[3])
@@ -185,19 +194,18 @@ print(f"versions kept: {kept}, in the plan {validate(stream).weight_versions}")
 assert used == [max(0, 7 - (p - 1 - s)) for s in range(p)]
 
 # %% [markdown]
-# The same in bytes (a version has 8.4 kB): four versions on stage 0 and one on stage 3 in the
-# middle of the stream. (Not drawn is the array that an update makes before it lets go of an old one.)
+# The same in bytes: a version has 8.4 kB, and in the middle of the stream stage 0 keeps four and stage 3 one. And
+# the time: stage 0 waits 9 in all, however long the stream is. In lesson 17's pipeline, with steps of four
+# micro-batches, it waits 9 in every step:
 
 # %%
-for trace, account in zip(world.traces, accounts, strict=True):
-    nbytes = {0: 8 * WIDTH * (WIDTH + 1)}
-    for time, live in account.samples():
-        if time > 0.001:  # before it the whole model is built, of which a stage remains
-            # The last number of each second stays.
-            nbytes[int(time)] = live.get("parameter", 0) + live.get("stash", 0)
-    trace.memory = [(float(time), {"parameter": count}) for time, count in nbytes.items()]
-    assert max(nbytes.values()) == nbytes[0] * (p - trace.rank)
 picture("memory", world, "part 5 of lesson 17b", title="PipeDream: bytes of all versions")
+for count in (4, 40, 400):
+    waits = max(time_plan(get_schedule("pipedream").plan(p, count)).idle)
+    drains = count // 4 * max(time_plan(get_schedule("1f1b").plan(p, 4)).idle)
+    print(
+        f"{count:3} mini-batches: stage 0 waits {waits:g}; with a drain after each four {drains:g}"
+    )
 
 # %% [markdown]
 # So mini-batch t trains by
@@ -211,7 +219,7 @@ picture("memory", world, "part 5 of lesson 17b", title="PipeDream: bytes of all 
 model = MLP([WIDTH] * (p + 1), dtype=np.float64)
 stages, _ = split_model(model, p, range(p))
 history = [[stage.flat.data.copy()] for stage in stages]
-optimizers = [SGD(stage.flat, lr=0.05) for stage in stages]
+optimizers = [SGD(stage.flat, lr=RATE) for stage in stages]
 for t, (x, target) in enumerate(zip(inputs[:m], targets[:m], strict=True)):
     y = Tensor(x)
     # Forward and backward with weights that are older on earlier stages.
@@ -249,7 +257,7 @@ assert same
 careless = get_schedule("pipedream").plan(p, m, stashing=False)
 with expect(PlanError):
     validate(careless)
-wrong = [versions for versions, _ in SimWorld(p).run(train, careless)]
+wrong = SimWorld(p).run(train, careless)
 print(
     "B of mini-batch 7 saw",
     [versions.used["B", s, 7] for s, versions in enumerate(wrong)],
@@ -272,7 +280,7 @@ for stage in stages:
     y = stage.module(y)
 loss(y, targets[7]).backward()
 for s, stage in enumerate(stages):
-    right, used = stage.flat.grad, (wrong[s].history[s][7] - wrong[s].history[s][8]) / 0.05
+    right, used = stage.flat.grad, (wrong[s].history[s][7] - wrong[s].history[s][8]) / RATE
     off = np.linalg.norm(used - right) / np.linalg.norm(right)
     print(f"stage {s}: the gradient of mini-batch 7 is off by {100 * off:.1f} % of its length")
     assert (off < 1e-9) == (s >= 2)

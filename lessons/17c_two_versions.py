@@ -60,7 +60,7 @@ from minidist.report.version_gantt import version_gantt
 # 2BW; under the rows is how many versions each rank keeps:
 
 # %%
-p, m, batches = 4, 4, 5
+p, m, batches = 4, 4, 3
 pipedream = get_schedule("pipedream").plan(p, m * batches)
 plan = get_schedule("pipedream-2bw").plan(p, m, batches=batches)
 show(
@@ -114,7 +114,7 @@ for stage, rows in enumerate(SimWorld(2).run(two_stages, orders, 2)):
 # %% [markdown]
 # ## 5 Check
 #
-# The library's pipeline, on five batches of four micro-batches:
+# The library's pipeline, on three batches of four micro-batches:
 
 # %%
 WIDTH, ROWS = 32, 16

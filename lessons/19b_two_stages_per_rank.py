@@ -36,9 +36,9 @@ half_guess = predict("micro-batches alive with V-Half on 32 ranks", example=32)
 # %%
 import numpy as np
 
-from minidist import MLP, Pipeline, SimWorld, Tensor, get_schedule, split_model
+from minidist import MLP, LinkModel, Pipeline, SimWorld, Tensor, get_schedule, split_model
 from minidist.core.pipeline.plan import Action
-from minidist.pipeline.times import uniform
+from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show
 from minidist.report.gantt import gantt
@@ -59,11 +59,16 @@ from minidist.report.gantt import gantt
 p, m = 4, 8
 
 
-def timed(name, p, m, F=1.0, I=1.0, W=1.0):
-    """The schedule on paper. A whole stage takes twice as long as each of two half stages."""
+def times_of(plan, F=1.0, I=1.0, W=1.0):
+    """Seconds of half a stage. A whole stage takes twice as long."""
+    halves = 2 if plan.stages == plan.ranks else 1
+    return uniform(plan.stages, halves * F, halves * I, halves * W)
+
+
+def timed(name, p, m):
+    """The schedule on paper."""
     plan = get_schedule(name).plan(p, m)
-    halves = 2 if plan.stages == p else 1
-    return time_plan(plan, uniform(plan.stages, halves * F, halves * I, halves * W), spans=True)
+    return time_plan(plan, times_of(plan), spans=True)
 
 
 show(
@@ -188,23 +193,29 @@ half_guess.judge(alive[2], within=0.1)
 batches = [np.random.default_rng(i).normal(size=(4, 16)) for i in range(m)]
 
 
-def step(comm, plan):
-    """A step of eight layers; returns this rank's gradients, and bytes of activations sent."""
+def step(comm, plan, *times):
+    """A step of eight layers; this rank's gradients, bytes of activations sent, and its wait."""
     model = MLP([16] * 9, dtype=np.float64)
     stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
-    Pipeline(comm, plan, stages, lambda y, target: (y * Tensor(target)).sum()).step(
-        batches, batches
-    )
+    clock = GivenTimes(comm, times_of(plan, *times))
+    pipeline = Pipeline(comm, plan, stages, loss, observers=[clock])
+    pipeline.step(batches, batches)
     gradients = {q.name: q.grad.copy() for s in stages for q in s.flat.parameters}
-    return gradients, comm.trace.bytes_by_purpose().get("pipeline_activation", 0)
+    sent = comm.trace.bytes_by_purpose().get("pipeline_activation", 0)
+    done = [s for s in comm.trace.spans if s.name[:1].isdigit()]  # actions, such as 0F3
+    return gradients, sent, done[-1].end - done[0].start - sum(s.end - s.start for s in done)
+
+
+def loss(y, target):
+    return (y * Tensor(target)).sum()
 
 
 gradients = {}
 for name in names:
     results = SimWorld(p).run(step, get_schedule(name).plan(p, m))
-    own = gradients[name] = {key: array for part, _ in results for key, array in part.items()}
+    own = gradients[name] = {key: array for part, *_ in results for key, array in part.items()}
     off = max(np.abs(own[key] - array).max() for key, array in gradients["1f1b"].items())
-    sent = sum(nbytes for _, nbytes in results)
+    sent = sum(nbytes for _, nbytes, _ in results)
     print(f"{name:12} {sent:7,} B of activations; max |g - g of 1f1b| = {off:g}")
     assert off == 0
 
@@ -213,13 +224,18 @@ for name in names:
 #
 # The block assumes that F, I and W take the same time. Let I take twice as long, as it does where
 # texts are long. A rank then computes a third more, and 1F1B and the loop wait a third longer. But
-# V-Half's passes no longer fit into one another: it waits more than twice as long, longer than the loop.
+# V-Half's passes no longer fit into one another: it waits more than twice as long, longer than the loop. The
+# pipelines of part 5 on a clock with both times, and how long the rank waits that waits most:
 
 # %%
 for times in ((1, 1, 1), (1, 2, 1)):
-    idle = {name: max(timed(name, p, m, *times).idle) for name in names}
-    print(f"F, I, W take {times}: idle {idle}")
-assert idle["v-half"] > max(2 * 5, idle["interleaved"])
+    waits = {}
+    for name in names:
+        plan = get_schedule(name).plan(p, m)
+        ranks = SimWorld(p, links=LinkModel(0.0, 0.0)).run(step, plan, *times)
+        waits[name] = max(wait for *_, wait in ranks)
+    print(f"F, I, W take {times}: waits {waits}")
+assert waits["v-half"] > max(2 * 5, waits["interleaved"])
 
 # %% [markdown]
 # ## 7 Exercise: the building block of a V

@@ -290,9 +290,12 @@ assert not verdict.equal
 # `q`, `k`, `v` are this rank's: (own tokens, heads, size) each. `rows` lists the number of tokens of
 # every rank, which may differ; heads are a multiple of the ranks, and rank 0 takes the first ones.
 # `attend(q, k, v)` is attention on one device, of arrays of that form with any number of heads.
-# Return the outputs of your tokens, (own tokens, heads, size). `all_to_all(comm, array, send_counts=..., receive_counts=...)`
-# is told how many numbers go to each rank and come from each: when three ranks have 1, 2 and 3 tokens of three
-# heads of one number, rank 1 sends 2 to each rank, and gets 1, 2 and 3. Messages will do, too.
+# Return the outputs of your tokens, (own tokens, heads, size).
+#
+# `all_to_all(comm, array, send_counts=..., receive_counts=...)` is told how many numbers go to each rank and come
+# from each: when three ranks have 1, 2 and 3 tokens of three heads of one number, rank 1 sends 2 to each rank, and
+# gets 1, 2 and 3. Messages will do, too.
+#
 # Judged: the outputs, messages and bytes. n - 1 messages there and n - 1 back are enough, so
 # `q`, `k` and `v` go in one exchange (`np.stack`), and no more numbers than the heads need.
 

@@ -20,25 +20,23 @@
 #     4 2 0 | 7 7 1 0 | 3 0 | 5 6 0 | 8 8 8 8
 #
 # The text is cut over four ranks, as in lesson 22. Which keys a rank's queries see depends now on where the
-# documents end. A ring could do it, with a mask for each block; but many blocks would travel to ranks that see
-# nothing of them, and the library's ring refuses documents. Llama 3 does it in the simplest way: gather the
-# keys and values of all ranks, and let a mask decide. What does it cost to gather? A rank sends blocks, each
-# with its keys, its values, or the gradients of either:
+# documents end, and a ring would carry many blocks to ranks that see nothing of them. Llama 3 gathers the keys and
+# values of all ranks, and lets a mask decide. What does that cost? A rank sends blocks, each with its keys, its
+# values, or the gradients of either:
 #
 # - a ring: keys and values in forward; in backward keys, values and their gradients, and a last hop of the
 #   gradients;
 # - all-gather: keys and values in forward; in backward only their gradients, summed by a reduce-scatter,
 #   because the keys and values of all ranks are still there.
 #
-# How many times as many bytes as a ring does an all-gather send, both ways together? And each of the 32 layers
-# of Llama 3.1 8B keeps the keys and values of all tokens until its backward. It has 8 heads of them, with 128
-# numbers of 2 B. (32 heads of queries share them.) How many GB is that in all layers?
+# How many times as many bytes as a ring does an all-gather send, both ways together? And how many GB of keys and
+# values do the 32 layers of Llama 3.1 8B keep until backward? Each has 8 heads of them, with 128 numbers of 2 B.
 
 # %% [markdown]
 # ## 2 Predict
 #
 # Count blocks on P = 4 ranks. In lesson 22 a ring sent 2 (P-1) of them forward and 2 (2P-1) backward. For the
-# second number, one layer has keys and values, of 32,768 tokens.
+# second number, a layer has keys and values, of 32,768 tokens. (The library's ring refuses documents.)
 
 # %%
 from minidist.course.lesson import check, predict, reveal, small_job, solution

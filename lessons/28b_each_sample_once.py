@@ -162,9 +162,8 @@ bytes_guess.judge(sent)
 # A job with the check trains what it trains without, and what one device trains:
 
 # %%
-verdict = SimWorld(4).run(compare_rank, small_job(dp=4, check_data=True, steps=3, global_batch=8))[
-    0
-]
+job = small_job(dp=4, check_data=True, steps=3, global_batch=8)
+verdict = SimWorld(4).run(compare_rank, job)[0]
 print(f"max |w_parallel - w_single| = {verdict.max_difference['weights']:g}")
 assert verdict.equal
 
