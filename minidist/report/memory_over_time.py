@@ -38,8 +38,7 @@ def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str =
     last = max(time for time, _ in events)
     factor, unit = time_unit(last) if last else (None, "")
     highest = max([1, most_bytes, *(sum(live.values()) for _, live in events)])
-    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
-    scale, size = next((scale, name) for scale, name in units if highest >= scale)
+    scale, size = _byte_unit(highest)
     for panel, trace in zip(panels, shown, strict=False):
         times, account = _samples(trace.memory, factor, min(MAX_POINTS, ALL_POINTS // len(shown)))
         # stacks: (purposes, events), in `scale` bytes; each column is what was alive from that event on.
@@ -66,6 +65,11 @@ def _samples(
         return np.arange(len(account)), account
     account = thinned(memory, most)
     return np.array([time for time, _ in account]) * factor, account
+
+
+def _byte_unit(highest: int) -> tuple[float, str]:
+    """Return the largest unit that is at most `highest` bytes, and its name."""
+    return next(((s, n) for s, n in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if highest >= s), (1.0, "B"))
 
 
 def _colours(names: set[str]) -> dict[str, str]:

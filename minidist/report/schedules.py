@@ -100,11 +100,8 @@ def write(evaluated: Sequence[EvaluatedPlan], form: str, command: str, width: in
 
     # Piece by piece, because a plan may have millions of actions.
     if form == "json":
-        before, between, after = ('{"schedules": [', ", ", "]}") if len(evaluated) > 1 else ("", "", "")
-        for number, one in enumerate(evaluated):
-            yield between if number else before
-            yield from _json(one)
-        yield after + "\n"
+        yield from _json(evaluated[0]) if len(evaluated) == 1 else _list_json(evaluated)
+        yield "\n"
     elif form == "csv":
         for number, one in enumerate(evaluated):
             yield "\n" if number else ""
@@ -138,6 +135,14 @@ def _as_run(timing: Timing, form: str) -> str:
 def picture(evaluated: Sequence[EvaluatedPlan], form: str, command: str) -> Figure:
     """Return the picture of the format "svg" or "versions"."""
     return (gantt if form == "svg" else version_gantt)([one.timing for one in evaluated], command)
+
+
+def _list_json(evaluated: Sequence[EvaluatedPlan]) -> Iterator[str]:
+    """Yield the JSON of several plans."""
+    for number, one in enumerate(evaluated):
+        yield ", " if number else '{"schedules": ['
+        yield from _json(one)
+    yield "]}"
 
 
 def _json(one: EvaluatedPlan) -> Iterator[str]:

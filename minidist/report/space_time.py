@@ -14,7 +14,19 @@ from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.comm.waiting import Waiting, circle_text, find_cycle
 from minidist.report.frame import Figure, Style, byte_text, finish, line, name_rows, new_panel, patch, time_unit
 from minidist.report.palette import NAMES, PALETTE, kind_of
-from minidist.report.timeline import Band, Interval, Pair, arrived, bands, compute_of, pairs, row_label, waits, without
+from minidist.report.timeline import (
+    Band,
+    Interval,
+    Pair,
+    arrived,
+    bands,
+    compute_of,
+    pairs,
+    row_label,
+    unanswered,
+    waits,
+    without,
+)
 
 Rows = dict[tuple[int, str], int]  # (rank, stream) -> line
 MAX_LABELS = 24  # with more messages the byte counts would cover each other
@@ -35,8 +47,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     # for.
     messages = pairs(traces)
     rows = rows_of(traces)
-    # What a rank waited for and never got.
-    stuck = [event for trace in traces for event in trace.messages if event.start >= 0 and event.end < 0]
+    stuck = [event for trace in traces for event in unanswered(trace.messages)]
     longest = latest(traces)
     right = longest * (1.3 if stuck else 1) or 1e-6
     begin = earliest(traces)  # of one step of many: not at zero

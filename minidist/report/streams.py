@@ -31,8 +31,7 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
     computing = [span for span in trace.spans if span.category == "compute"]
     crossing = [span for span in trace.spans if span.category == "offload"]
     bars = _bars(traces, rank)
-    # Send and receive are empty rows of a rank that communicates with nobody at all.
-    rows = ["compute", *(("send", "receive") if bars or not crossing else ()), *(LINK if crossing else ())]
+    rows = _rows(bool(bars), bool(crossing))
     begin = earliest(traces)  # of one step of many: not at zero
     ends = [*(s.end for s in (*computing, *crossing)), *(end for *_, end, _ in bars)]
     longest = max([begin, *ends]) - begin
@@ -68,6 +67,13 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
     bare = exposed(traces, rank)
     hidden = f"{bare * factor:.4g} {unit} of {longest * factor:.4g} {unit} are communication that no computing hides"
     return finish(figure, used.values(), command, title or f"rank {rank}: {hidden}")
+
+
+def _rows(messages: bool, crossing: bool) -> list[str]:
+    """Return the names of the rows; send and receive are empty rows of a rank that communicates with nobody at all."""
+    if not crossing:
+        return ["compute", "send", "receive"]
+    return ["compute", *(("send", "receive") if messages else ()), *LINK]
 
 
 def exposed(traces: Sequence[Trace], rank: int) -> float:

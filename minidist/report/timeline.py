@@ -155,6 +155,11 @@ def waits(pairs: Iterable[Pair], end: float) -> dict[tuple[int, str], tuple[list
     return {key: (merged(blocked[key]), without(transfer[key], blocked[key])) for key in blocked}
 
 
+def unanswered(events: Iterable[MessageEvent]) -> list[MessageEvent]:
+    """Return the requests that a rank waited for and that never completed: where it is in a deadlock."""
+    return [event for event in events if event.start >= 0 and event.end < 0]
+
+
 def compute_of(spans: Iterable[SpanEvent], stream: str) -> list[SpanEvent]:
     """Return the computing of one stream."""
     return [span for span in spans if span.lane == stream and span.category == "compute"]

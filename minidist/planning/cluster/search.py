@@ -278,8 +278,11 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Search:
     if not found.plans and "host" not in fixed and len(found.too_large) > 1:
         # Where no GPU has enough memory, the host may have it. The only layout that is possible stays what it is.
         # Parameters there need ZeRO 3, and the other parts any of the layouts that were tried.
-        layouts = [replace(plan.layout, host=host) for host in ("optimizer", "activations") for plan in found.too_large]
-        others = [Plan(layout, job, machine) for layout in layouts]
+        others = [
+            Plan(replace(plan.layout, host=host), job, machine)
+            for host in ("optimizer", "activations")
+            for plan in found.too_large
+        ]
         with_zero_3 = _tried(job, machine, {**fixed, "host": "parameters"})
         found.plans.extend([plan for plan in others if plan.fits] + with_zero_3.plans)
         if not found.plans:
