@@ -182,9 +182,8 @@ for ranks in (4, 8, 16, 32):
 half_guess.judge(alive[2], within=0.1)
 
 # %% [markdown]
-# On many ranks V-Half waits about as long as the loop, with half of 1F1B's memory: each micro-batch that it
-# keeps less than 1F1B costs 6 units of waiting once per step, all together less one. (Half of 32 is 16;
-# the 17th micro-batch comes from the turns.)
+# On many ranks V-Half waits about as long as the loop, with half of 1F1B's memory. (Half of 32 is 16; the 17th
+# micro-batch comes from the turns.)
 #
 # The gradients do not change, and the messages do: 8 stages have 7 boundaries in the loop, 6 in the V,
 # whose middle boundary is inside rank 3, and 4 stages have 3.

@@ -15,21 +15,21 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 4_152,
+    "base": 4_139,
     "collectives": 3_897,
     "comm": 6_594,
     "commands": 5_560,
     "course": 13_412,
-    "core": 9_448,
+    "core": 9_365,
     "data": 1_632,
     "debug": 9_685,
     "job": 8_559,
-    "nn": 3_655,
+    "nn": 3_688,
     "optim": 1_634,
     "parallel": 5_046,
-    "pipeline": 4_698,
-    "planning": 5_730,
-    "report": 6_435,
+    "pipeline": 4_708,
+    "planning": 5_861,
+    "report": 6_609,
     "techniques": 11_785,
 }
 FOLDERS = 16

@@ -4,32 +4,19 @@ Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 """
 
 # mypy: implicit_reexport
-# ruff: noqa: F401, F403, F405, F811
+# ruff: noqa: F403, F405
 
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from numpy import (
-    absolute,
-    argsort,
-    bincount,
-    compress,
-    cos,
-    floor,
-    frexp,
-    isfinite,
-    isnan,
-    packbits,
-    place,
-    put_along_axis,
-    sign,
-    sin,
-    transpose,
-    unpackbits,
-    zeros_like,
-)
+import numpy as np
 
 from minidist.core.base.arrays import *
+
+absolute, sign, floor, frexp, sin, cos = np.absolute, np.sign, np.floor, np.frexp, np.sin, np.cos
+argsort, bincount, compress, isfinite, isnan = np.argsort, np.bincount, np.compress, np.isfinite, np.isnan
+packbits, unpackbits, place, put_along_axis = np.packbits, np.unpackbits, np.place, np.put_along_axis
+transpose, zeros_like = np.transpose, np.zeros_like
 
 
 class Device(Protocol):

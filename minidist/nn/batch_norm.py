@@ -19,6 +19,7 @@ from minidist.core.autograd import Parameter, Tensor, is_grad_enabled
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import is_half, upcast
 from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import current_purpose
 from minidist.core.nn.module import Module
 from minidist.nn.ops.batch_norm import Statistics, StatisticsGroup, batch_norm, channel_statistics
 
@@ -61,7 +62,8 @@ class BatchNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, channels, ...) -> the same shape."""
-        if not self.training:
+        # When a pipeline learns the shapes of its messages, replicas may make other passes, and must not wait here.
+        if not self.training or (self.group is not None and current_purpose() == "startup"):
             return batch_norm(x, self.weight, self.bias, self.eps, self._computable(*self.running))
 
         # With a group every training forward sends, also one that is not recorded.
@@ -87,11 +89,6 @@ class BatchNorm(Module):
     def synchronize(self, group: StatisticsGroup) -> None:
         """Normalise in training by the statistics of the rows of all ranks of `group` (SyncBatchNorm)."""
         self.group = group
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether a forward pass in training sends messages."""
-        return self.group is not None
 
     def _computable(self, mean: xp.Array, variance: xp.Array) -> tuple[xp.Array, xp.Array]:
         """Return statistics in the dtype in which the node computes: float32 for half precision."""

@@ -3,14 +3,14 @@
 Proved by: tests/nn/test_hooks.py, tests/nn/test_modules.py
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from minidist.base.coordinates import current_coordinates
 from minidist.base.limits import check_number, check_whole
 from minidist.core.autograd import AutogradError, DtypeError, Parameter, Tensor, is_grad_enabled
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.nn.module import Module
 
 
@@ -166,3 +166,39 @@ def refuse_arrays(module: Module, what: str, before: Any, after: Any) -> None:
                 f"{what} of {type(module).__name__} {module.name!r} returns an array where a Tensor needs a gradient,"
                 " and no gradient gets through an array; return a Tensor, or call the module in no_grad()"
             )
+
+
+# --- how a model is divided ---
+
+
+def refuse_pattern(pattern: str, known: Iterable[str]) -> NoReturn:
+    """Raise UsageError: a pattern of a plan names none of the known modules."""
+    raise UsageError(f"the plan names {quoted(pattern)}, which is not a module{nearest(pattern, known)}")
+
+
+def refuse_shared(name: str, parameter: Parameter) -> NoReturn:
+    """Raise UsageError: a module that no plan names uses a parameter that is sharded elsewhere."""
+    raise UsageError(
+        f"{name!r} shares a parameter that the plan shards elsewhere ({parameter.name!r}); name its module in the plan"
+    )
+
+
+def refuse_two_layouts(parameter: Parameter, *layouts: Any) -> NoReturn:
+    """Raise UsageError: a tied parameter is sharded in two ways, or, without layouts, in one place alone."""
+    how = "as {} and as {}".format(*layouts) if layouts else "in one place and whole in another"
+    raise UsageError(f"tied parameter {parameter.name!r} is sharded {how}; shard it one way")
+
+
+def check_mixtures(model: Module, mixtures: Sequence[str]) -> None:
+    """Raise UsageError for a model without experts."""
+    if not mixtures:
+        raise UsageError(f"apply_expert_parallel: the {type(model).__name__} has no experts; give it n_experts")
+
+
+def check_tokens(length: int, ranks: int) -> None:
+    """Raise UsageError for a sequence of fewer tokens than ranks."""
+    if ranks > length:
+        raise UsageError(
+            f"a sequence of {length} tokens over {ranks} context-parallel ranks leaves ranks without any; use at most "
+            f"{length} ranks, or at least {ranks} tokens"
+        )

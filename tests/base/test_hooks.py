@@ -36,7 +36,7 @@ CORE = Path(hooks.__file__).parents[1]
 def core_alone(monkeypatch):
     monkeypatch.setattr(hooks, "choosers", {})
     monkeypatch.setattr(hooks, "load_more", hooks.NOTHING)
-    monkeypatch.setattr(hooks, "other_entry", hooks._no_entry)
+    monkeypatch.setattr(hooks, "other_entry", hooks.NOTHING)
     monkeypatch.setattr(hooks, "guard", hooks._NoGuard)
     monkeypatch.setattr(hooks, "check_call", hooks.NOTHING)
 

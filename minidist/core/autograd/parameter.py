@@ -10,6 +10,7 @@ Proved by: tests/autograd/test_backward.py, tests/autograd/test_in_place.py, tes
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -22,6 +23,7 @@ from minidist.core.base.layout import Layout
 from minidist.core.base.trace import track, watchers
 
 
+@dataclass(slots=True, eq=False)
 class Gradient:
     """The gradient of one parameter as two summands: what this rank added, and what is already summed over ranks.
 
@@ -33,12 +35,9 @@ class Gradient:
     lies in the buffer; a total moves to a separate array when local contributions follow it.
     """
 
-    __slots__ = ("buffer", "local", "total")
-
-    def __init__(self) -> None:
-        self.buffer: Any = None  # the memory, perhaps a slice of a flat array; its values mean nothing
-        self.local: xp.Array | None = None  # the buffer, or None: nothing was added since the last reduction
-        self.total: xp.Array | None = None
+    buffer: Any = None  # the memory, perhaps a slice of a flat array; its values mean nothing
+    local: xp.Array | None = None  # the buffer, or None: nothing was added since the last reduction
+    total: xp.Array | None = None
 
     @property
     def value(self) -> xp.Array | None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from minidist.core.base import arrays as xp
@@ -161,25 +162,10 @@ class Tensor:
             raise AutogradError("cannot set the gradient of a tensor with requires_grad=False")
         self.node.grad, self.node.owned = value, False
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Length of each dim."""
-        return self.data.shape
-
-    @property
-    def dtype(self) -> Any:
-        """The array's dtype."""
-        return self.data.dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of dims."""
-        return self.data.ndim
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.data.size
+    shape: Any = property(attrgetter("data.shape"), doc="Length of each dim.")
+    dtype: Any = property(attrgetter("data.dtype"), doc="The array's dtype.")
+    ndim: Any = property(attrgetter("data.ndim"), doc="Number of dims.")
+    size: Any = property(attrgetter("data.size"), doc="Number of elements.")
 
     def item(self) -> float:
         """The value of a tensor of one element, as a Python number."""

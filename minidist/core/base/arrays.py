@@ -21,46 +21,20 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy import (
-    add,
-    arange,
-    array_equal,
-    broadcast_to,
-    concatenate,
-    copyto,
-    divide,
-    dtype,
-    empty_like,
-    exp,
-    float32,
-    float64,
-    generic,
-    inf,
-    int64,
-    log,
-    matmul,
-    maximum,
-    minimum,
-    moveaxis,
-    multiply,
-    ndarray,
-    ones_like,
-    reciprocal,
-    sqrt,
-    square,
-    stack,
-    subtract,
-    swapaxes,
-    take,
-    tanh,
-    where,
-)
+from numpy import arange, dtype, float32, float64, generic, inf, int64, ndarray
 
 from minidist.core.base import hooks
 
 # Annotations name NumPy's type, so that its own functions accept it; base/array_interface.py lists what is used of it.
 Array = np.ndarray[Any, np.dtype[Any]]
 
+# NumPy's functions that other modules get here.
+add, subtract, multiply, divide, matmul = np.add, np.subtract, np.multiply, np.divide, np.matmul
+exp, log, sqrt, square, tanh, reciprocal = np.exp, np.log, np.sqrt, np.square, np.tanh, np.reciprocal
+maximum, minimum, where, array_equal = np.maximum, np.minimum, np.where, np.array_equal
+concatenate, stack, take, copyto = np.concatenate, np.stack, np.take, np.copyto
+broadcast_to, moveaxis, swapaxes = np.broadcast_to, np.moveaxis, np.swapaxes
+empty_like, ones_like = np.empty_like, np.ones_like
 
 # The device of new arrays that are not made like another one; None: the host, with NumPy. Set by device.py.
 creating: ContextVar[Any] = ContextVar("minidist_creating", default=None)

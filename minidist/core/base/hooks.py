@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from math import inf
 from typing import Any
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.errors import UsageError
 
 
 class _Nothing:
@@ -45,10 +45,6 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     return NOTHING
-
-
-def _no_entry(registry: Any, name: str) -> Any:
-    raise UsageError(f"unknown {registry.kind} {quoted(name)}; there are {', '.join(sorted(registry))}")
 
 
 def _as_given(name: str, value: Any, *_: Any, **__: Any) -> Any:
@@ -98,4 +94,3 @@ check_number = check_whole = checked_setting = _as_given
 describe: Callable[[Any], str] = object.__repr__
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
 optimizer_attribute: Callable[[Any, str], Any] = object.__getattribute__
-other_entry: Callable[[Any, str], Any] = _no_entry

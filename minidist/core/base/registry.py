@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from minidist.core.base import hooks
+from minidist.core.base.errors import UsageError, quoted
 
 Entry = TypeVar("Entry")
 
@@ -37,4 +38,7 @@ class Registry(dict[str, Entry]):
         known = self.aliases.get(str(name).lower())  # a caller may pass None
         if known is not None:
             return self[known]
-        return self[name] if hooks.load_more(self) else hooks.other_entry(self, str(name))
+        found: Entry = self[name] if hooks.load_more(self) else hooks.other_entry(self, str(name))
+        if not found:
+            raise UsageError(f"unknown {self.kind} {quoted(str(name))}; there are {', '.join(sorted(self))}")
+        return found

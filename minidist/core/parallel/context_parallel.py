@@ -42,7 +42,7 @@ from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.attention import Drop
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import ShapeError, UsageError
+from minidist.core.base.errors import ShapeError
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.base.trace import purpose, track, watchers
 from minidist.core.comm import Comm, check_communicator
@@ -66,11 +66,7 @@ def zigzag_positions(length: int, rank: int, ranks: int) -> xp.Array:
     Raises UsageError when there are fewer tokens than ranks.
     """
     hooks.check_whole("length", length)
-    if ranks > length:
-        raise UsageError(
-            f"a sequence of {length} tokens over {ranks} context-parallel ranks leaves ranks without any; use at most "
-            f"{length} ranks, or at least {ranks} tokens"
-        )
+    hooks.refusals().check_tokens(length, ranks)
     return xp.concatenate([xp.device_arange(start, end) for start, end in chunks_of(length, rank, ranks)])
 
 

@@ -26,20 +26,13 @@ from typing import Any
 
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import UsageError, nearest, quoted
+from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.core.nn import GPT, MixtureOfExperts, Module
+from minidist.core.parallel import tensor_parallel as tp
 from minidist.core.parallel.context_parallel import RingAttention
 from minidist.core.parallel.expert_parallel import ExpertParallel
-from minidist.core.parallel.tensor_parallel import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    ShardContext,
-    VocabParallelEmbedding,
-    VocabParallelHead,
-    split_heads,
-    split_loss,
-)
+from minidist.core.parallel.tensor_parallel import ShardContext
 
 # How one module is split: (module, context, qualified name) -> what takes its place, perhaps the module itself.
 Style = Callable[[Any, ShardContext, str], Module]
@@ -61,7 +54,7 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
         known = list(dict(module.named_modules()))
         names = fnmatch.filter(known, pattern)
         if not names:
-            raise UsageError(f"the plan names {quoted(pattern)}, which is not a module{nearest(pattern, known)}")
+            hooks.refusals().refuse_pattern(pattern, known)
         # A style may return another module, which takes the place of this one in the tree (or of the whole model).
         for name in names:
             for style in styles if isinstance(styles, list) else [styles]:
@@ -71,10 +64,7 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
     split = {whole for whole, shard in context.shards.items() if shard is not whole}
     for name, parameter in module._all_parameters():
         if parameter in split:
-            raise UsageError(
-                f"{name!r} shares a parameter that the plan shards elsewhere ({parameter.name!r}); name its module in"
-                " the plan"
-            )
+            hooks.refusals().refuse_shared(name, parameter)
         if parameter.layout is None:
             context.replica_of(parameter)
     return module
@@ -105,14 +95,14 @@ def gpt_plan(vocab_size: int) -> Styles:
     """
     # Column parallel, then row parallel: in attention (split by heads) and in the MLP (split by inner features).
     return {
-        "": partial(split_loss, vocab_size=vocab_size),
-        "transformer.wte": VocabParallelEmbedding,
-        "lm_head": VocabParallelHead,
-        "transformer.h.*.attn": split_heads,
-        "transformer.h.*.attn.c_attn": partial(ColumnParallelLinear, blocks=3),
-        "transformer.h.*.attn.c_proj": RowParallelLinear,
-        "transformer.h.*.mlp.c_fc": ColumnParallelLinear,
-        "transformer.h.*.mlp.c_proj": RowParallelLinear,
+        "": partial(tp.split_loss, vocab_size=vocab_size),
+        "transformer.wte": tp.VocabParallelEmbedding,
+        "lm_head": tp.VocabParallelHead,
+        "transformer.h.*.attn": tp.split_heads,
+        "transformer.h.*.attn.c_attn": partial(tp.ColumnParallelLinear, blocks=3),
+        "transformer.h.*.attn.c_proj": tp.RowParallelLinear,
+        "transformer.h.*.mlp.c_fc": tp.ColumnParallelLinear,
+        "transformer.h.*.mlp.c_proj": tp.RowParallelLinear,
     }
 
 
@@ -129,8 +119,7 @@ def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan
 def apply_expert_parallel(model: Module, comm: Comm, style: ExpertParallel | None = None) -> Module:
     """Shard a model's experts over `comm`. style: of each mixture, in the place of `ExpertParallel`."""
     mixtures = [name for name, module in model.named_modules() if isinstance(module, MixtureOfExperts)]
-    if not mixtures:
-        raise UsageError(f"apply_expert_parallel: the {type(model).__name__} has no experts; give it n_experts")
+    hooks.refusals().check_mixtures(model, mixtures)
     return parallelize_module(model, comm, dict.fromkeys(mixtures, style or ExpertParallel()), axis="ep")
 
 

@@ -48,7 +48,6 @@ from minidist.core.autograd.ops.cross_entropy import divisor_and_rows, softmax_l
 from minidist.core.autograd.tensor import named_mean
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import Layout
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
@@ -187,17 +186,13 @@ class ShardContext:
             shard = self.shards[whole] = Parameter(data, whole.requires_grad, whole.name, whole.init)
             shard.layout = layout
         elif shard.layout != layout:
-            raise UsageError(
-                f"tied parameter {whole.name!r} is sharded as {shard.layout} and as {layout}; shard it one way"
-            )
+            hooks.refusals().refuse_two_layouts(whole, shard.layout, layout)
         return shard
 
     def replica_of(self, whole: Parameter) -> Parameter:
         """Return `whole` itself, which every rank holds, carrying a layout that says so."""
         if self.shards.get(whole, whole) is not whole:
-            raise UsageError(
-                f"tied parameter {whole.name!r} is sharded in one place and whole in another; shard it one way"
-            )
+            hooks.refusals().refuse_two_layouts(whole)
         # A shard over another axis keeps its layout: over this axis it is whole.
         if whole.layout is None or not whole.layout.axes:
             whole.layout = Layout(tuple(whole.shape))

@@ -28,6 +28,7 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
@@ -55,7 +56,7 @@ class Action(int):
     @classmethod
     def of(cls, kind: str, stage: int, microbatch: int = 0) -> "Action":
         """Return the action of that kind, stage and micro-batch."""
-        return cls(stage * STAGE + microbatch * STEP + NUMBERS[kind])
+        return cls(number_of(NUMBERS[kind], stage, microbatch))
 
     @property
     def kind(self) -> str:
@@ -78,24 +79,15 @@ class Action(int):
     __repr__ = __str__
 
 
-def F(stage: int, microbatch: int) -> int:
-    """Forward."""
-    return stage * STAGE + microbatch * STEP + FORWARD
+def number_of(kind: int, stage: int, microbatch: int = 0) -> int:
+    """Return the number of an action."""
+    return stage * STAGE + microbatch * STEP + kind
 
 
-def I(stage: int, microbatch: int) -> int:  # noqa: E743
-    """Input gradient alone (Zero Bubble's paper calls it B)."""
-    return stage * STAGE + microbatch * STEP + INPUT
-
-
-def W(stage: int, microbatch: int) -> int:
-    """Weight gradient alone."""
-    return stage * STAGE + microbatch * STEP + WEIGHT
-
-
-def B(stage: int, microbatch: int) -> int:
-    """Full backward: input gradient, then weight gradient."""
-    return stage * STAGE + microbatch * STEP + BACKWARD
+F = partial(number_of, FORWARD)
+I = partial(number_of, INPUT)  # input gradient alone (Zero Bubble's paper calls it B)
+W = partial(number_of, WEIGHT)  # weight gradient alone
+B = partial(number_of, BACKWARD)  # full backward: input gradient, then weight gradient
 
 
 def every(action: int, microbatches: int) -> range:

@@ -33,7 +33,6 @@ class Schedule:
 
     name: str
     function: Callable[..., Orders]
-    aliases: tuple[str, ...] = ()
     chunks: int | None = 1
     takes: Callable[..., str | None] | None = None
     updates: str = "flush"
@@ -59,7 +58,7 @@ def schedule(
     """Register a function as the schedule `name`. attributes: those of `Schedule`."""
 
     def register(function: Callable[..., Orders]) -> Callable[..., Orders]:
-        SCHEDULES.add(name, Schedule(name, function, aliases, **attributes), aliases)
+        SCHEDULES.add(name, Schedule(name, function, **attributes), aliases)
         return function
 
     return register
@@ -70,7 +69,7 @@ def get_schedule(name: str) -> Schedule:
     return SCHEDULES[str(name)]
 
 
-@schedule("gpipe", aliases=("ScheduleGPipe", "afab", "all-forward-all-backward"))
+@schedule("gpipe")
 def gpipe(p: int, m: int, backward_order: str = "reversed") -> Orders:
     """Return GPipe: all forwards, then all backwards; while one micro-batch is on stage 1, the next is on stage 0.
 
@@ -86,9 +85,7 @@ def gpipe(p: int, m: int, backward_order: str = "reversed") -> Orders:
     return [[*every(F(s, 0), m), *every(B(s, 0), m)[::step]] for s in range(p)]
 
 
-@schedule(
-    "1f1b", aliases=("Schedule1F1B", "pipedream-flush", "forward_backward_pipelining_without_interleaving", "dapple")
-)
+@schedule("1f1b")
 def one_f_one_b(p: int, m: int) -> Orders:
     """Return 1F1B (PipeDream-Flush): a stage runs each backward as early as it can, which frees the oldest activations.
 
@@ -113,11 +110,7 @@ def stage_order(s: int, m: int, warm_up: int) -> list[int]:
     return order + list(backwards[m - warm_up :])
 
 
-@schedule(
-    "interleaved",
-    aliases=("ScheduleInterleaved1F1B", "interleaved-1f1b", "forward_backward_pipelining_with_interleaving"),
-    chunks=None,
-)
+@schedule("interleaved", chunks=None)
 def interleaved(p: int, m: int, v: int, group: int = 0) -> Orders:
     """Return interleaved 1F1B: a rank holds v short stages instead of a long one, so filling the pipeline takes 1/v of
     the time.
@@ -175,13 +168,13 @@ def _split_order(s: int, m: int, warm_up: int, lag: int) -> list[int]:
     return order + list(weights[max(0, m - lag) :])
 
 
-@schedule("zb-h1", aliases=("zb1p", "zero-bubble", "ScheduleZBH1"))
+@schedule("zb-h1")
 def zb_h1(p: int, m: int) -> Orders:
     """Return ZB-H1: weight gradients fill the time in which a stage would wait; p micro-batches are alive until W."""
     return zero_bubble(p, m, 1)
 
 
-@schedule("zb-h2", aliases=("zb2p", "ScheduleZBH2"))
+@schedule("zb-h2")
 def zb_h2(p: int, m: int) -> Orders:
     """Return ZB-H2: no rank waits between its first F and its last W; up to 2p-1 micro-batches are alive."""
     return zero_bubble(p, m, 2)

@@ -289,13 +289,7 @@ class Pipeline:
     def _dry_run(self, stage: int, i: int, arrays: list[Any]) -> list[Any]:
         """Return the outputs of a stage as arrays, from a forward that keeps nothing."""
         leaves = arrays if stage == 0 and arrays[0].dtype.kind not in FLOATS else [Tensor(array) for array in arrays]
-        module = self.stages[stage].module
-        with no_grad(), hooks.batch_coordinates(), self.coordinates(0), ExitStack() as stack:
-            # Layers that exchange statistics send nothing: other replicas may have other shapes, and so other passes.
-            for layer in module.modules() if hasattr(module, "modules") else ():
-                if layer.training and getattr(layer, "exchanges", False):
-                    layer.eval()
-                    stack.callback(layer.train)
+        with no_grad(), hooks.batch_coordinates(), self.coordinates(0):
             outputs = self.outputs_of(stage, i, leaves)
         for watcher in watchers.get():
             if watcher.operations is not None:
