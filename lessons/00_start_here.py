@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 00 Start here: four ranks learn to read
 #
-# *25 minutes. Before it: Python, NumPy, and a training loop in the style of PyTorch.*
+# *30 minutes. Before it: Python, NumPy, and a training loop in the style of PyTorch.*
 #
 # ## 1 The case
 #

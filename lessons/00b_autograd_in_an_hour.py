@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 00b Autograd in an hour
 #
-# *35 minutes. Before it: 00, the chain rule.*
+# *30 minutes. Before it: 00, the chain rule.*
 #
 # ## 1 The case
 #

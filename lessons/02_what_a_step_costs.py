@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 02 What a step keeps in memory
 #
-# *30 minutes. Before it: 00.*
+# *25 minutes. Before it: 00.*
 #
 # ## 1 The case
 #

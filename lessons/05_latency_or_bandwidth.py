@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 05 Latency or bandwidth?
 #
-# *35 minutes. Before it: 04.*
+# *30 minutes. Before it: 04.*
 #
 # ## 1 The case
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 06 Data parallel is one big batch
 #
-# *30 minutes. Before it: 04.*
+# *25 minutes. Before it: 04.*
 #
 # ## 1 The case
 #
@@ -219,8 +219,9 @@ picture("loss", [], "part 6 of lesson 06", title=title, **curves)
 # and 1 they are further apart, and there the loss shows it.
 #
 # The mean of means is a common bug: between 2024 and 2026 users reported it to seven projects
-# ([the list](../minidist/course/museum/catalogue.toml), exhibit 1a). In minidist a loss records over how many rows it is a mean, and the messages of the
-# gradients carry that number. The ranks compare the numbers, so such a job ends in its first step:
+# ([the list](../minidist/course/museum/catalogue.toml), exhibit 1a). In minidist a loss records over how many rows it
+# is a mean, and the messages of the gradients carry that number. The ranks compare the numbers, so such a job ends in
+# its first step:
 
 # %%
 from minidist import MismatchError

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 06b Buckets and overlap
 #
-# *35 minutes. Before it: 04 and 06.*
+# *25 minutes. Before it: 04 and 06.*
 #
 # ## 1 The case
 #
@@ -272,7 +272,8 @@ check("06b.bucketed_reducer", solution("06b.bucketed_reducer"))
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 4 minidist train --model mlp --data glyphs --layers 8 --dp 4 --steps 5 --bucket-cap-mb 0.05 --trace t.jsonl
+#     mpiexec -n 4 minidist train --model mlp --data glyphs --layers 8 --dp 4 --steps 5 \
+#         --bucket-cap-mb 0.05 --trace t.jsonl
 #     minidist report t.jsonl --picture lanes
 
 # %% [markdown]

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 06d Fewer bytes
 #
-# *30 minutes. Before it: 06 and 06b.*
+# *25 minutes. Before it: 06 and 06b.*
 #
 # ## 1 The case
 #
@@ -157,7 +157,7 @@ for n in (4, 64):
     print(f"{n:2} ranks: {sent[0]:,} B and {sent[1]:,} B, {sent[0] / sent[1]:.1f} times fewer")
 
 # %% [markdown]
-# Another method sends of every element only its sign, one bit, and one length for all. A ring cannot add up
+# Another method sends of every element only its sign, one bit, and one length for all (part 7). A ring cannot add up
 # signs either, so 1-bit Adam sends them in two rounds. The signs of the j-th chunk go to rank j only, which adds
 # them up, compresses the sum with a second residual and sends it to all: a 32nd of the ring's bytes for any n.
 #
@@ -272,29 +272,31 @@ assert abs(mean - 1) < 0.01
 # mean is right, because nothing is lost.
 
 # %% [markdown]
-# ## 7 Exercise: the largest elements, with error feedback
+# ## 7 Exercise: signs, with error feedback
 #
-# `gradients` (steps, length) are this rank's, one per step; `steps` may be 0. In each step a rank
-# sends the `k` elements of gradient + residual with the largest absolute values, as values and places,
-# and keeps the rest as its new residual. Return the sums over the ranks, an array (steps, length), and
-# this rank's residual after the last step. Judged: sums and residuals, and that no rank sends more bytes than in our
-# solution; messages and time are only printed.
+# Error feedback with the other compression of part 5. `gradients` (steps, length) are this rank's, one per step;
+# `steps` may be 0. In each step a rank sends, of gradient + residual, which elements are not negative, one bit each,
+# and one length, the mean of the absolute values. That stands for this length times the signs, and what is left is the
+# new residual. Return the sums over the ranks of what they have sent so, an array (steps, length), and this
+# rank's residual after the last step. Judged: sums and residuals, and that no rank sends more bytes than in our
+# solution: in a step 8 B for the length and 1 B for eight elements (`np.packbits`, `np.unpackbits`), to each other
+# rank. Messages and time are only printed.
 
 
 # %%
-def error_feedback(comm, gradients, k):
+def sign_feedback(comm, gradients):
     sums = np.zeros_like(gradients)
     for total, gradient in zip(sums, gradients, strict=True):
-        places = np.argsort(-np.abs(gradient))[:k]
-        total[places] = gradient[places]
+        length = np.abs(gradient).mean()
+        total += np.where(gradient >= 0, length, -length)
     return sums, np.zeros(gradients.shape[1])
 
 
-check("06d.error_feedback", error_feedback)
+check("06d.sign_feedback", sign_feedback)
 
 # %%
-reveal("06d.error_feedback")
-check("06d.error_feedback", solution("06d.error_feedback"))
+reveal("06d.sign_feedback")
+check("06d.sign_feedback", solution("06d.sign_feedback"))
 
 # %% [markdown]
 # ## 8 Takeaway

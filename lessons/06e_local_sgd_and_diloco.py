@@ -143,7 +143,8 @@ assert np.array_equal(both, parallel)
 # difference between the last common weights and the average is taken as a gradient. An *outer optimizer*
 # makes a step with it; an inner optimizer makes each rank's steps, AdamW in the paper and SGD here. The outer
 # one is SGD with a learning rate of 0.7 and a momentum of 0.9, in Nesterov's form (part 7 has the formula).
-# The momentum carries on a direction in which several rounds agree:
+# The momentum carries on a direction in which several rounds agree. With H = 1 the difference is the learning rate
+# times the mean gradient, so DiLoCo is then data parallelism with momentum, the control for H = 10:
 
 # %%
 images, labels = glyphs().rows(np.arange(480))
@@ -175,7 +176,7 @@ def train(comm, every, rows, diloco=False, steps=120):
 # %%
 losses = {}
 for name, rows in (("mixed ", np.arange(480)), ("sorted", np.argsort(labels, kind="stable"))):
-    for how, every in (("average", 1), ("average", 10), ("DiLoCo ", 10)):
+    for how, every in (("average", 1), ("DiLoCo ", 1), ("average", 10), ("DiLoCo ", 10)):
         world = SimWorld(4)
         network, own = world.run(train, every, rows, how == "DiLoCo ")[0]
         sent = sum(message.nbytes for message in world.traces[0].sent()) // 120
@@ -183,18 +184,20 @@ for name, rows in (("mixed ", np.arange(480)), ("sorted", np.argsort(labels, kin
         print(f"{name} rows, {how}, H = {every:2}: {sent:6,} B per step;", end=" ")
         print(f"loss of the common weights {loss:.3f}, of rank 0 {own:.3f}")
 assert losses["sorted", "average", 10] > losses["sorted", "average", 1] + 0.3
-assert all(
-    losses[name, "DiLoCo ", 10] < losses[name, "average", 10] - 0.3 for name in ("mixed ", "sorted")
-)
+for name in ("mixed ", "sorted"):
+    assert losses[name, "DiLoCo ", 1] < losses[name, "DiLoCo ", 10] - 0.3
+    assert losses[name, "DiLoCo ", 10] < losses[name, "average", 10] - 0.3
 
 # %% [markdown]
 # With mixed rows the ranks drift, too, but in directions that mostly cancel in the average, and a tenth of
 # the bytes is enough. With sorted rows each rank learns its digits and unlearns the others, so the average
 # is worse. The loss of rank 0 does not show it: it is lower than with an average in every step.
 #
-# DiLoCo's loss is lower with the same bytes, partly because its momentum makes longer steps. Data parallelism
-# with momentum would gain as well. DiLoCo does not cure the drift: where training ends, the common weights no longer
-# change, so they are equal to the average. In the case of the two ranks DiLoCo therefore ends where local SGD does.
+# DiLoCo's loss is lower than that of averages with the same bytes, but the gain is that of the momentum, which makes
+# longer steps: with it and an average in every step (H = 1) the loss is far lower still, for mixed and for sorted
+# rows. The two rows of DiLoCo show what a tenth of the bytes costs here. DiLoCo does not cure the drift: where training
+# ends, the common weights no longer change, so they are equal to the average. In the case of the two ranks DiLoCo
+# therefore ends where local SGD does.
 
 # %% [markdown]
 # ## 6 Break it

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 06f Loading data
 #
-# *25 minutes. Before it: 06.*
+# *20 minutes. Before it: 06.*
 #
 # ## 1 The case
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 09 Mixed precision
 #
-# *35 minutes. Before it: 02 and 06.*
+# *30 minutes. Before it: 02 and 06.*
 #
 # ## 1 The case
 #
@@ -40,7 +40,17 @@ scale_guess = predict("smallest power of two with which less than 1 % are zero",
 # %%
 import numpy as np
 
-from minidist import GPT, FlatParameters, GPTConfig, all_reduce, load_dataset
+from minidist import (
+    GPT,
+    DeadlockError,
+    FlatParameters,
+    GPTConfig,
+    SimWorld,
+    all_gather,
+    all_reduce,
+    load_dataset,
+    quiet_overflow,
+)
 from minidist.base.exponents import count_exponents
 from minidist.base.half import named_dtype
 from minidist.course.story import story
@@ -116,9 +126,8 @@ for scale in (1, 16, 1024):
 # %% [markdown]
 # So the scale has to be larger than the logits alone ask for. And a larger one is better, until an entry is larger
 # than 65,504, the largest number of float16, and becomes infinite. So the scale is found by trial: where a gradient
-# is infinite or NaN the step is skipped and the scale is halved (by default from the second overflow on; with
-# `hysteresis=1` at the first); after 2,000 good steps it doubles
-# ([loss_scale.py](../minidist/optim/loss_scale.py)).
+# is infinite or NaN the step is skipped and the scale is halved (by default from the second overflow on);
+# after 2,000 good steps it doubles ([loss_scale.py](../minidist/optim/loss_scale.py)).
 #
 # Not every operation computes in 16 bits. Products do; sums, statistics and losses are float32 inside, and
 # what is kept for backward is rounded to 16 bits ([precision.py](../minidist/nn/ops/precision.py)).
@@ -160,76 +169,40 @@ assert off["scale  1,024"] < 0.001
 #
 # Does it train? Three ranks take twenty steps in float32, in float16 and in bfloat16. bfloat16 has
 # float32's exponents and 7 bits of fraction (float16 has 10): it needs no scale, and loses digits instead.
-
-# %%
-from minidist import AdamW, DistributedDataParallel, SimWorld, quiet_overflow
-from minidist.base.memory import account_memory
-from minidist.optim import DynamicLossScaler
-from minidist.parallel import scaled_step
-
-
-def one_step(comm, loss, parallel, optimizer, scaler):
-    """Backward and a step; `scaled_step` unscales, and skips the step if a rank has an overflow."""
-    if scaler is None:
-        loss.backward()
-        optimizer.step()
-    else:
-        scaler.scale_loss(loss).backward()
-        scaled_step(comm, scaler, optimizer, [parallel.flat.grad])
-
-
-# %% [markdown]
-# The rest is an ordinary loop (`quiet_overflow` turns off NumPy's warnings about infinite numbers). The first
-# scale, 2^18, is too large on purpose. `algorithm="ordered"` adds the gradients in the order of the ranks:
+# `small_job` returns the settings of a training job with a small GPT. The first scale of fp16, 2^18, is too large on
+# purpose:
 
 
 # %%
-def train(comm, dtype, steps=20):
-    """Returns the losses, bytes alive at the end by purpose and activations at most, the scaler."""
-    with account_memory() as account, quiet_overflow():
-        model = GPT(GPTConfig(256, 32, 32, 2, 4), dtype=named_dtype(dtype))
-        parallel = DistributedDataParallel(model, comm, reduction="sum", algorithm="ordered")
-        optimizer = AdamW(parallel.flat, lr=1e-2)
-        scaler = DynamicLossScaler(2.0**18, hysteresis=1) if dtype == "float16" else None
-        batches, losses = GlobalBatchSampler(load_dataset("pydoc"), 12, 32, seed=0), []
-        for step in range(steps):
-            model.zero_grad()
-            tokens, following = batches.batch(step, comm.rank * 12 // comm.size, 12 // comm.size)
-            loss = parallel(tokens, following, 12.0 * 32)
-            losses.append(loss.item())
-            one_step(comm, loss, parallel, optimizer, scaler)
-        most = {"activations": account.peak_by_purpose["activation"]}
-        return losses, account.by_purpose | most, scaler
+def job_in(precision):
+    scale = {"loss_scale": 2.0**18} if precision == "fp16" else {}
+    shape = {"layers": 2, "width": 32, "heads": 4, "context": 32, "data": "pydoc"}
+    return small_job(**shape, dp=3, global_batch=12, steps=20, precision=precision, **scale)
 
 
-# %% [markdown]
-# The three trainings:
-
-# %%
 runs, worlds = {}, {}
-for dtype in ("float32", "float16", "bfloat16"):
-    worlds[dtype] = SimWorld(3)
-    runs[dtype] = worlds[dtype].run(train, dtype)
-    losses, scaler = np.sum([losses for losses, _, _ in runs[dtype]], axis=0), runs[dtype][0][2]
-    note = f"; loss scale {scaler.scale:,.0f}, steps skipped: {scaler.skipped}" if scaler else ""
-    print(f"{dtype:8}: loss {losses[0]:.3f} -> {losses[-1]:.3f}{note}")
+for precision in ("fp32", "fp16", "bf16"):
+    worlds[precision] = SimWorld(3)
+    runs[precision] = run = worlds[precision].run(train_job, job_in(precision))[0]
+    first, last = run.losses[0], run.losses[-1]
+    print(f"{precision}: loss {first:.3f} -> {last:.3f}, steps skipped: {run.skipped}")
 
 # %% [markdown]
-# What one rank holds between two steps, as parameters + gradients + optimizer state, its activations at most, and
-# what it has sent in twenty steps. (`account_memory`, of lesson 02, has counted the bytes.) With a loss scale the
-# ranks also agree, in one byte per step, on whether there was an overflow (part 6 says what for):
+# float16 is two steps behind. What one rank holds between two steps, as parameters + gradients + optimizer state, its
+# activations at most, and what it has sent in twenty steps. With a loss scale the ranks also agree, in one byte per
+# step, on whether there was an overflow (part 6 says what for):
 
 # %%
-numbers = sum(p.size for p in GPT(GPTConfig(256, 32, 32, 2, 4)).parameters())
-for dtype, ((_, alive, _), *_) in runs.items():
-    parts = [alive[kind] // numbers for kind in ("parameter", "gradient", "optimizer")]
-    sent = worlds[dtype].traces[0].bytes_by_purpose()
+numbers = runs["fp32"].held["parameter"] // 4
+for precision, run in runs.items():
+    parts = [run.held[kind] // numbers for kind in ("parameter", "gradient", "optimizer")]
+    sent = worlds[precision].traces[0].bytes_by_purpose()
     print(
-        f"{dtype:8}: {' + '.join(map(str, parts))} B per parameter; activations "
-        f"{alive['activations']:,} B; gradient_reduce {sent['gradient_reduce']:,} B, "
+        f"{precision}: {' + '.join(map(str, parts))} B per parameter; activations "
+        f"{run.highest['activation']:,} B; gradient_reduce {sent['gradient_reduce']:,} B, "
         f"overflow {sent.get('overflow', 0)} B"
     )
-    assert parts == ([4, 4, 8] if dtype == "float32" else [2, 2, 12])
+    assert parts == ([4, 4, 8] if precision == "fp32" else [2, 2, 12])
 
 # %% [markdown]
 # The memory of the states is the same, 16 B per parameter: in 16 bits the optimizer has Adam's two averages
@@ -244,17 +217,13 @@ print(f"float16 alone: {alone}; a float32 master, rounded to float16: {np.float1
 assert alone == 1
 
 # %% [markdown]
-# Is it the training of one device? `small_job` returns the settings of a training job with a small GPT, here on
-# three ranks, and again with a first scale that is too large. `compare_rank` trains it on these ranks and on one
-# device, and compares the losses, and every gradient, parameter and optimizer state of each step, bit for bit.
-# The job itself says how many of its four steps were skipped:
+# Is it the training of one device? `compare_rank` trains a job on these ranks and on one device, and compares the
+# losses, and every gradient, parameter and optimizer state of each step, bit for bit:
 
 # %%
-job = small_job(dp=3, global_batch=6, precision="fp16", loss_scale=2.0**18, steps=4)
-verdict = SimWorld(3).run(compare_rank, job)[0]
-skipped = SimWorld(3).run(train_job, job)[0].measured["loss_scale"]["skipped"]
-print(f"{skipped} of 4 steps were skipped; the bits of one device: {verdict.equal}")
-assert 0 < skipped < 4
+verdict = SimWorld(3).run(compare_rank, job_in("fp16"))[0]
+print(f"fp16, two steps of it skipped: the bits of one device: {verdict.equal}")
+assert runs["fp16"].skipped == 2
 assert verdict.equal
 assert set(verdict.max_difference.values()) == {0}
 
@@ -263,40 +232,35 @@ assert set(verdict.max_difference.values()) == {0}
 #
 # An overflow on one rank must be one on all of them. In plain data parallelism the all-reduce carries the infinity
 # to every rank. From lesson 11 on a rank sees only a part of the summed gradient, steps that part, and gathers the
-# other new weights. This program does the same, and each rank decides by its own part whether it makes the step. On
-# rank 1 an entry is too large for float16 (`minidist museum 15a` shows it in a training job):
+# other new weights. This program does the same. On rank 1 an entry is too large for float16. Without `agree` each rank
+# decides by its own part whether it makes the step (`minidist museum 15a` shows it in a training job):
+
 
 # %%
-from minidist import DeadlockError, all_gather
-
-
-def decides_alone(comm):
+def one_step(comm, agree):
+    """Return whether the step was skipped."""
     with quiet_overflow():
         gradient = np.float16([40_000, 1]) * np.float16(2 if comm.rank == 1 else 1)
+    overflow = np.array([not np.isfinite(gradient).all()], np.uint8)
+    if agree:
+        all_reduce(comm, overflow, "max")
     shard = np.ones(2, np.float16)
-    if np.isfinite(gradient).all():
+    if not overflow[0]:
         shard -= np.float16(0.5)
         all_gather(comm, shard)
+    return bool(overflow[0])
 
 
 with expect(DeadlockError):
-    SimWorld(3).run(decides_alone)
+    SimWorld(3).run(one_step, False)
 
 # %% [markdown]
 # Ranks 0 and 2 wait for rank 1, which has skipped the step. The cure is one byte: every rank says whether it
 # has seen an overflow, and the maximum over the ranks decides for all of them
-# ([overflow.py](../minidist/parallel/overflow.py)). Two of these three ranks' gradients have overflowed:
+# ([overflow.py](../minidist/parallel/overflow.py)):
 
 # %%
-gradients = [np.array([1.0, 2.0]), np.array([np.inf, 2.0]), np.array([1.0, np.nan])]
-
-
-def toy_agree(comm):
-    flag = np.array([not np.isfinite(gradients[comm.rank]).all()], np.uint8)
-    return bool(all_reduce(comm, flag, "max")[0])
-
-
-print(f"the ranks skip the step: {SimWorld(3).run(toy_agree)}")
+print(f"the ranks skip the step: {SimWorld(3).run(one_step, True)}")
 
 # %% [markdown]
 # ## 7 Exercise: a scaler whose overflow flag is agreed on

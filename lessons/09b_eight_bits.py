@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 09b Eight bits
 #
-# *35 minutes. Before it: 06.*
+# *30 minutes. Before it: 06.*
 #
 # ## 1 The case
 #
@@ -64,8 +64,8 @@ from minidist.techniques.quantization.ranges import update_ranges
 # ## 3 The idea and its picture
 #
 # *Quantise*: train with the points of a grid, so that the model loses nothing when it is converted
-# to integers, with 8 bits called INT8. It saves three quarters of the bytes of a weight with 8 bits, and time on processors
-# that multiply 8-bit integers faster than floats. It costs accuracy, unless the training knows what
+# to integers, with 8 bits called INT8. It saves three quarters of the bytes of a weight with 8 bits, and time on
+# processors that multiply 8-bit integers faster than floats. It costs accuracy, unless the training knows what
 # will be lost. And on several ranks **rounding is a decision, and all ranks must make the same
 # one**.
 #

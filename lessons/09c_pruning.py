@@ -9,12 +9,12 @@
 # %% [markdown]
 # # 09c Pruning
 #
-# *30 minutes. Before it: 06.*
+# *25 minutes. Before it: 06.*
 #
 # ## 1 The case
 #
 # A network that recognises digits in pictures should become
-# small: between steps 30 and 100 of 150 four fifths of its weights, the smallest ones, become zero and
+# small: between steps 60 and 200 of 300 four fifths of its weights, the smallest ones, become zero and
 # stay zero. It has matrices of 144 x 64 and 64 x 10 weights, and 74 biases, which are not pruned.
 #
 # It trains on three ranks. Where all ranks know which weights are zero, their gradients need not travel.
@@ -64,7 +64,7 @@ from minidist.techniques.pruning.schedule import SparsitySchedule
 # %%
 images, labels = glyphs().rows(np.arange(2000))
 images = images.astype(np.float64)
-ROWS, STEPS = 1600, 150  # the other 400 are never trained on
+ROWS, STEPS = 1600, 300  # the other 400 are never trained on
 
 
 def prepared(comm, schedule, seed):
@@ -78,14 +78,14 @@ def prepared(comm, schedule, seed):
 
 
 # %% [markdown]
-# The training, an ordinary loop:
+# The training, an ordinary loop. The dense network recognises no more with a learning rate of 0.01 or 0.02:
 
 
 # %%
 def train(comm, schedule=None, steps=STEPS, seed=0):
     """Returns (losses, model, weights, pruner, what this rank sent in the last step)."""
     model, ddp, pruner = prepared(comm, schedule, seed)
-    flat, optimizer, losses, sent = ddp.flat, Adam(ddp.flat, lr=0.03), [], [0]
+    flat, optimizer, losses, sent = ddp.flat, Adam(ddp.flat, lr=0.015), [], [0]
     mine = np.array_split(np.arange(ROWS), comm.size)[comm.rank]
     for step in range(steps):
         flat.zero_grad()
@@ -101,12 +101,12 @@ def train(comm, schedule=None, steps=STEPS, seed=0):
 
 
 # %% [markdown]
-# The loss of a dense model, and of one that prunes every five steps between steps 30 and 100, until four fifths of
-# its weights are zero. The first prunings only slow the fall: from step 35 on the curve lies above the dense one. From
-# step 65 on the loss jumps at most of them, and recovers; it ends near 0.16, the dense one near 0.01.
+# The loss of a dense model, and of one that prunes every five steps between steps 60 and 200, until four fifths of
+# its weights are zero. The first prunings change little, as the smallest weights matter least. From step 85 on the
+# loss jumps at most of them, and recovers only in part:
 
 # %%
-gradually = SparsitySchedule(0.8, 30, 100, 5)
+gradually = SparsitySchedule(0.8, 60, 200, 5)
 dense = SimWorld(1).run(train)[0]
 small = SimWorld(1).run(train, schedule=gradually)[0]
 picture(
@@ -118,6 +118,7 @@ picture(
     title="dense and sparse",
     names=("dense", "80 % zeros"),
 )
+print(f"the last loss: dense {dense[0][-1]:.3f}, with 80 % zeros {small[0][-1]:.3f}")
 
 # %% [markdown]
 # ## 4 The code
@@ -129,7 +130,7 @@ picture(
 
 
 # %%
-def toy_sparsity(done, final=0.8, begin=30, end=100):
+def toy_sparsity(done, final=0.8, begin=60, end=200):
     """The share of zeros after `done` steps."""
     part = min(max((done - begin) / (end - begin), 0), 1)
     return final - final * (1 - part) ** 3
@@ -142,7 +143,7 @@ def toy_mask(weights, zeros):
     return kept
 
 
-for done in (30, 50, 70, 100, 150):
+for done in (60, 100, 150, 200, 300):
     print(f"after step {done:3}: {toy_sparsity(done):.2f}, the library's {gradually.at(done):.2f}")
 print("two zeros of four:", toy_mask(np.array([0.9, -0.3, 0.05, 0.1]), 2))
 
@@ -161,7 +162,7 @@ def right(model):
 
 
 schedules = {"dense": None, "little by little": gradually}
-schedules |= {f"at once, step {at}": SparsitySchedule(0.8, at, at) for at in (30, 100)}
+schedules |= {f"at once, step {at}": SparsitySchedule(0.8, at, at) for at in (30, 200)}
 accuracy = {}
 for name, schedule in schedules.items():
     models = [SimWorld(1).run(train, schedule=schedule, seed=seed)[0][1] for seed in (0, 1, 2)]
@@ -169,11 +170,12 @@ for name, schedule in schedules.items():
     each = ", ".join(f"{percent:.0f}" for percent in accuracy[name])
     print(f"{name:17} {each} % right, {np.mean(accuracy[name]):.0f} % in the mean")
 assert accuracy["at once, step 30"] == np.min(list(accuracy.values()), axis=0).tolist()
+assert all(np.subtract(accuracy["little by little"], accuracy["at once, step 200"]) > 0)
 
 # %% [markdown]
-# The choice of the zeros is final, and after step 30 it is made by weights that have hardly been trained: every
-# network loses most with it. Pruning late loses least in the mean, and three networks do not decide whether at once
-# or little by little is better. In large networks pruning little by little is usual (Zhu and Gupta 2017).
+# Four fifths of zeros cost this small network about 15 pictures in a hundred. The choice of the zeros is final, and
+# after step 30 it is made by weights that have hardly been trained: every network loses most with it. Little by little
+# loses least in each of the three, and is what is usual in large networks, too (Zhu and Gupta 2017).
 #
 # The bytes of a step, at the beginning and at the end:
 
@@ -187,10 +189,10 @@ print(f"2 (n-1)/n of 8 B for each of {kept:,} kept entries: about {formula:,.0f}
 bytes_guess.judge(full / last, within=0.05)
 
 # %% [markdown]
-# And is the pruned training that of one device?
+# And is the pruned training that of one device, which part 3 has drawn?
 
 # %%
-(_, _, single, _, _) = SimWorld(1).run(train, schedule=gradually)[0]
+_, _, single, _, _ = small
 print(f"max |w_parallel - w_single| = {np.abs(weights - single).max():.0e}")
 assert np.array_equal(weights == 0, single == 0)
 assert np.abs(weights - single).max() < 1e-6
@@ -262,8 +264,8 @@ check("09c.kept_all_reduce", solution("09c.kept_all_reduce"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Do not prune early**; the usual schedule is s_t = s_f (1 - (1 - (t - t0) / (t1 - t0))³), fast at first and then
-#   slowly.
+# - **Do not prune before the weights are trained**; the usual schedule is s_t = s_f (1 - (1 - (t - t0) /
+#   (t1 - t0))³), fast at first and then slowly.
 # - Ranks with equal weights have equal masks, so each rank sends **2 (n-1)/n times the bytes of the kept
 #   gradients**, and no mask.
 # - A pruned weight has to be set to zero after every step.

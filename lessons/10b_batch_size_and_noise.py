@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 10b Batch size and noise
 #
-# *30 minutes. Before it: 06 and 10.*
+# *25 minutes. Before it: 06 and 10.*
 #
 # ## 1 The case
 #
@@ -68,7 +68,8 @@ picture(
     "part 3 of lesson 10b",
     losses=losses(64, 0.6, 30),
     reference_losses=np.reshape(losses(4, 0.2, 480), (30, 16)).mean(axis=1).tolist(),
-    title="mean loss of every 64 samples; x counts 64 samples, not steps",
+    title="mean loss of every 64 samples",
+    counted="samples trained on, in units of 64",
     names=("4 samples per step", "64 samples per step"),
 )
 

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 11b Trust ratios
 #
-# *30 minutes. Before it: 11.*
+# *25 minutes. Before it: 11.*
 #
 # ## 1 The case
 #
@@ -51,7 +51,7 @@ from minidist.optim import LAMB
 # whole layer, so where ranks have parts of a layer every step has one reduction more.
 #
 # Rank 0 in the second step of ZeRO 1 on four ranks with LAMB. After backward it sends gradients, then the
-# small messages of the norms, then parameters:
+# small messages of the loss ("metrics") and of the norms ("trust_ratio"), then parameters:
 
 
 # %%

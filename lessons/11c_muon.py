@@ -16,9 +16,9 @@
 # Adam steps a shard as if it had the whole, and a trust ratio needs two numbers of a layer. *Muon* needs
 # the whole matrix. A matrix stretches some directions much and others little; the factors are its
 # *singular values*. Where a few of them are much larger than the others, a step moves few directions. In Muon
-# the step is *orthogonalised*: all its singular values become roughly 1. That takes five rounds of matrix products; each
-# round replaces a singular value s by 3.4445 s - 4.7750 s^3 + 2.0315 s^5. What is a singular value of 0.001 after
-# the five rounds?
+# the step is *orthogonalised*: all its singular values become roughly 1. That takes five rounds of matrix products;
+# each round replaces a singular value s by 3.4445 s - 4.7750 s^3 + 2.0315 s^5. What is a singular value of 0.001
+# after the five rounds?
 #
 # On eight ranks ZeRO 1 cuts the flat array of all parameters into eighths, with no regard to where a matrix begins or
 # ends. To orthogonalise a step every rank may gather all matrices. Or each matrix has one *owner*:

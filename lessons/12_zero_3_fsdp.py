@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 12 ZeRO 3 / FSDP
 #
-# *35 minutes. Before it: 11.*
+# *30 minutes. Before it: 11.*
 #
 # ## 1 The case
 #
@@ -193,9 +193,10 @@ def train(comm, prepare, steps=3, dtype=np.float32, **options):
 # ## 5 Check
 #
 # The second step on rank 0: first with every gather when it is needed, then with one layer gathered
-# ahead. In the second picture the gathers lie below the computing that hides them. Nothing hides three of them: the
-# first gather, the last reduce-scatter, and between forward and backward the gather of the last layer, which has just
-# been dropped (`reshard_after_forward=False` for this layer would keep it):
+# ahead. The dark messages are gathers, the pale ones below them reduce-scatters. In the second picture they lie below
+# the computing that hides them. Nothing hides three of them: the first gather, the last reduce-scatter, and between
+# forward and backward the gather of the last layer, which has just been dropped (`reshard_after_forward=False` for this
+# layer would keep it):
 
 # %%
 second, peak = {}, {}

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 12b Offload
 #
-# *30 minutes. Before it: 06b, 10 and 12.*
+# *25 minutes. Before it: 06b, 10 and 12.*
 #
 # ## 1 The case
 #
@@ -95,8 +95,7 @@ def train(comm, bandwidth=None, steps=2):
 
 # %% [markdown]
 # One step, rank 0's streams. After backward the gradients go down layer by layer; the host steps a layer as
-# soon as its gradient has arrived; its new values go up while the next layer steps. The small blocks after
-# backward in the row "compute" are these steps of the host:
+# soon as its gradient has arrived; its new values go up while the next layer steps:
 
 # %%
 world = SimWorld(1, links=links)

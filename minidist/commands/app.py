@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from minidist import __version__
@@ -24,58 +25,12 @@ from minidist.commands.command import Exit, arguments_of, check_words, parameter
 from minidist.commands.listing import listing, width_without_colours
 
 ABOUT = "Distributed training that you can read, run on a laptop, and check."
-# Each command with the first line of its help, in the order of --help. Its module is imported when it is called.
-COMMANDS = {
-    "train": "Train a model on virtual ranks, or, under mpiexec, as one of its ranks.",
-    "compare": "Run the job in parallel and on one device, and compare every tensor of every step.",
-    "demo": "Train a byte-level GPT on four ranks, simulated and under mpiexec, and compare both with one device.",
-    "check-collective": (
-        "Check a collective of your own against NumPy: every number of ranks, size, root, reduction and way to send."
-    ),
-    "order": (
-        "Find in which order a sum adds its terms, by calling it; with several numbers of ranks, whether it is the"
-        " same."
-    ),
-    "hang": (
-        "Read dumps of PyTorch's Flight Recorder, and logs: which rank waits for which, and where the ranks differ"
-        " first."
-    ),
-    "mpi": ("Run a program of mpi4py, unchanged, on simulated ranks of this process, without an MPI library."),
-    "torch": "Run a program of torch.distributed, unchanged, on simulated ranks of this process, on the CPU.",
-    "run": "Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them).",
-    "memory": (
-        "Calculate how many bytes a rank holds at each ZeRO stage, for some parameters or for a whole step of a model."
-    ),
-    "data": "Print which samples each replica trains on: the size of the data, the sharding rule, one step's samples.",
-    "explain": ("Print what a DeepSpeed configuration asks for, in bytes, on a model that flags describe."),
-    "doctor": "Print what this machine has (Python, BLAS, MPI, its launcher, GPU), and what is missing for what.",
-    "report": "Draw a recorded run: one picture, or with -o NAME.html a page that needs nothing else.",
-    "tiles": "Print which tile of each matrix of a layer is on which rank, under tensor and expert parallelism.",
-    "generate": (
-        "Write text from the latest checkpoint of a language model, on one device; the same seed gives the same text."
-    ),
-    "museum": (
-        "Show bugs that were found in public code: how each came about, how its loss looks, and which test catches it."
-    ),
-    "puzzle": (
-        "Fill a few lines: puzzles about messages, memory and schedules, each with a target and a picture of your run."
-    ),
-    "grade": "Grade submissions: right answers, bytes and virtual time within par.",
-    "staleness": (
-        "Run a parameter server with slow workers: gradients per second, staleness and loss of each consistency."
-    ),
-    "schedule": (
-        "Validate, time and draw pipeline schedules: their order, their picture, and their cost in time and memory."
-    ),
-    "plan": "Find the layouts of a training job that fit on a cluster of GPUs, and what they cost.",
-    "check-plan": (
-        "Compare the planner with runs that you have measured: the error of its seconds and bytes, for each source."
-    ),
-    "partition": "Decide which layers make a stage; by PipeDream's optimizer also how many machines share it.",
-    "profile": (
-        "Time each block of the model on this machine: a table, and with -o a PROFILE.json for minidist partition."
-    ),
-}
+# In the order of --help; the module of a command is imported when it is called.
+COMMANDS = (
+    *("train", "compare", "demo", "check-collective", "order", "hang", "mpi", "torch", "run", "memory", "data"),
+    *("explain", "doctor", "report", "tiles", "generate", "museum", "puzzle", "grade", "staleness", "schedule", "plan"),
+    *("check-plan", "partition", "profile"),
+)
 GROUPS = {
     "bench": "Measure ratios in one interleaved run.",
     "lesson": "Notebooks, slides and quizzes for a course.",
@@ -136,6 +91,16 @@ def loaded(name: str) -> Any:
     return getattr(import_module(f"minidist.commands.{word}"), word)
 
 
+def abouts() -> dict[str, str]:
+    """Return the first line of each command's help, which is read from its file: nothing is imported."""
+    found = {}
+    for name in COMMANDS:
+        word = name.replace("-", "_")
+        text = Path(__file__).with_name(f"{word}.py").read_text(encoding="utf-8")
+        found[name] = text.partition(f"\ndef {word}(")[2].partition('    """')[2].partition("\n")[0].removesuffix('"""')
+    return found | GROUPS
+
+
 def first_word(words: Sequence[str]) -> str:
     """Return the word of a command line that may name a command."""
     return next((word for word in words if word != "--"), "")
@@ -157,9 +122,8 @@ def run_words(words: Sequence[str]) -> int:
     if list(words[:1]) == ["--version"]:
         print(__version__)
         return 0
-    every = {**COMMANDS, **GROUPS}
     if list(words) in (["--help"], ["-h"]) and (width := width_without_colours()):
-        print(listing(ABOUT, every, width), end="")
+        print(listing(ABOUT, abouts(), width), end="")
         return 0
 
     command, names = command_of(words)
@@ -173,7 +137,8 @@ def run_words(words: Sequence[str]) -> int:
         from minidist.commands.typer_help import read
 
         first = first_word(words)
-        found = read(words, {first: loaded(first)} if first in every else every, ABOUT, OF_THE_SCRIPT)
+        known = first in COMMANDS or first in GROUPS
+        found = read(words, {first: loaded(first)} if known else abouts(), ABOUT, OF_THE_SCRIPT)
         if isinstance(found, int):
             return found
         ((command, arguments),) = found

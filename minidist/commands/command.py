@@ -18,8 +18,8 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
@@ -38,33 +38,34 @@ class Exit(Exception):
         self.exit_code = exit_code
 
 
-@dataclass(frozen=True, eq=False)
-class Flag:
-    """A flag of a command, or a word at its place.
+class Option:
+    """What `Annotated` says of a parameter that is a flag.
 
     names: such as --output and -o, or --tied/--untied; none: as the parameter. callback: returns the value that the
     command gets, from the flag and its value, or raises UsageError. min, max: of a whole number. metavar: the place of
-    a word in the help. panel: its heading in the help.
+    a value in the help. panel: its heading in the help.
     """
 
-    names: tuple[str, ...] = ()
-    help: str = ""
-    callback: Callable[[str, Any], Any] | None = None
-    min: int | None = None
-    max: int | None = None
-    metavar: str | None = None
-    panel: str | None = None
-    is_word: bool = False
+    is_word = False
+
+    def __init__(
+        self,
+        *names: str,
+        help: str = "",
+        callback: Callable[[str, Any], Any] | None = None,
+        min: int | None = None,
+        max: int | None = None,
+        metavar: str | None = None,
+        panel: str | None = None,
+    ) -> None:
+        self.names, self.help, self.callback = names, help, callback
+        self.min, self.max, self.metavar, self.panel = min, max, metavar, panel
 
 
-def Option(*names: str, help: str, **more: Any) -> Any:
-    """Return what `Annotated` says of a parameter that is a flag; names, more: see `Flag`."""
-    return Flag(names, help, **more)
+class Argument(Option):
+    """What `Annotated` says of a parameter whose value has no flag before it."""
 
-
-def Argument(*, help: str, metavar: str | None = None) -> Any:
-    """Return what `Annotated` says of a parameter whose value has no flag before it."""
-    return Flag(help=help, metavar=metavar, is_word=True)
+    is_word = True
 
 
 class Group:
@@ -101,7 +102,6 @@ class Result:
 
 def json_or_table(function: Callable[..., Result | None]) -> Callable[..., None]:
     """Give a command the flag `--json` and print its Result; None, on ranks that do not print, prints nothing."""
-    signature = inspect.signature(function)
 
     def command(*, json_output: bool, **values: Any) -> None:
         result = function(**values)
@@ -116,9 +116,8 @@ def json_or_table(function: Callable[..., Result | None]) -> Callable[..., None]
             raise Exit(result.exit_code)
 
     # The command's flags are those of the function, and --json.
-    flag = inspect.Parameter("json_output", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
-    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in signature.parameters.values()]
-    return with_parameters(command, function, [*own, flag])
+    own = inspect.signature(function).parameters.values()
+    return with_parameters(command, function, [*own, parameter("json_output", Json, False)])
 
 
 def say(text: str = "") -> None:
@@ -136,15 +135,12 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     groups: dict[str, Any] = {}
     parameters = []
-    for parameter in inspect.signature(function).parameters.values():
-        if not is_dataclass(parameter.annotation):
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        groups[parameter.name] = parameter.annotation
-        for one in fields(parameter.annotation):
-            default = inspect.Parameter.empty if one.default is MISSING else one.default
-            keyword = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(one.name, keyword, default=default, annotation=one.type))
+    for given in inspect.signature(function).parameters.values():
+        if is_dataclass(given.annotation):
+            groups[given.name] = given.annotation
+            parameters += [parameter(one.name, one.type, one.default) for one in fields(given.annotation)]
+        else:
+            parameters.append(given)
 
     def command(**values: Any) -> Any:
         for name, kind in groups.items():
@@ -154,10 +150,16 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_parameters(command, function, parameters)
 
 
+def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """Return a parameter of a command, which has a default."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
 def with_parameters(
-    command: Callable[..., None], function: Callable[..., Any], parameters: list[inspect.Parameter]
+    command: Callable[..., None], function: Callable[..., Any], parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
     """Return `command` with the name and the help text of `function`, and with `parameters` as its flags."""
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
     # The flags are read from the signature, and the help from the docstring.
     command.__name__, command.__doc__ = function.__name__, function.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -174,7 +176,7 @@ class Parameter:
     """
 
     name: str
-    flag: Flag | None
+    flag: Option | None
     kind: Any
     several: bool
     default: Any

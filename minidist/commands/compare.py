@@ -4,7 +4,7 @@ Proved by: tests/commands/test_cli.py, tests/equality/test_layout_sweep.py
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -109,10 +109,11 @@ def compare(
     return Result(verdict.as_dict(), lambda: print(verdict.sentence()), 0 if verdict.equal else 1)
 
 
-def _refuse(names: Sequence[str], why: str) -> None:
-    """Raise UsageError for the first of these flags that is given."""
+def _refuse(names: Iterable[str], why: str) -> None:
+    """Raise UsageError for the first of these flags and settings that is given."""
+    given = given_settings()
     for name in names:
-        if name in given_flags():
+        if name in given:
             raise UsageError(f"{flag(name)} {why}")
 
 
@@ -127,9 +128,8 @@ def _own_functions(
 
     if len(functions) > 2:
         raise UsageError(f"{len(functions)} functions; give that of a rank, and that of one device: {CALL}")
-    job = sorted((given_settings() & set(TrainConfig.model_fields)) | (given_flags() & {"matrix", "deepspeed"}))
-    if job:
-        raise UsageError(f"{flag(job[0])} is of minidist's own training loop, and your functions have theirs: {CALL}")
+    of_a_job = sorted({*TrainConfig.model_fields, "matrix", "deepspeed"})
+    _refuse(of_a_job, f"is of minidist's own training loop, and your functions have theirs: {CALL}")
     if not 0 <= tolerance < 1:
         raise UsageError(f"--tolerance {tolerance:g}; it must be 0 (bit for bit) or a share below 1")
     if ranks is None and not under_mpiexec():
@@ -158,11 +158,9 @@ def _dumps(config: TrainConfig, theirs: Path, against: Path | None, tolerance: f
     from minidist.debug.dumps.dump_names import Heads
 
     # Shapes say all sizes of the model but the number of heads.
-    describing = {"model", "heads", "kv_heads"}
-    others = sorted((given_settings() & set(TrainConfig.model_fields)) - describing)
-    others += sorted(given_flags() & {"ranks", "trace", "matrix", "sample", "processes", "deepspeed", "device"})
-    if others:
-        raise UsageError(f"{flag(others[0])} is of a job, and --theirs compares files; leave it out")
+    others = sorted(set(TrainConfig.model_fields) - {"model", "heads", "kv_heads"})
+    others += ["deepspeed", "device", "matrix", "processes", "ranks", "sample", "trace"]
+    _refuse(others, "is of a job, and --theirs compares files; leave it out")
     if config.model not in ("gpt", "llama"):
         raise UsageError(f"--theirs with --model {config.model}; dumps of a gpt or a llama are compared")
     if against is not None and not 0 < tolerance < 1:
@@ -187,11 +185,8 @@ def _sweep(config: TrainConfig, ranks: int, sample: int | None, processes: int) 
             raise UsageError(f"--{name} is {value}; it must be at least 1")
 
     # Flags of axes and schedules contradict a sweep over them; all other settings change the small job.
-    given = given_settings() & set(TrainConfig.model_fields)
-    varied = sorted(given & {*layout_sweep.LAYOUT, "dp", "schedule"})
-    if varied:
-        raise UsageError(f"{flag(varied[0])} is varied by --matrix; leave one of the two out")
-    job = {name: getattr(config, name) for name in given}
+    _refuse(sorted(layout_sweep.LAYOUT), "is varied by --matrix; leave one of the two out")
+    job = {name: getattr(config, name) for name in given_settings() & set(TrainConfig.model_fields)}
 
     # Combinations that a rule refuses are counted under its sentence, not run.
     began = time.perf_counter()

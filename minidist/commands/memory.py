@@ -87,21 +87,17 @@ class StepFlags:
         """Raise UsageError for what DeepSpeed's estimates, which are of data-parallel ranks, do not count."""
         if self.accounting != "deepspeed":
             return
-        split = [f"--{axis} {getattr(self, axis)}" for axis in AXES[1:] if getattr(self, axis) != 1]
-        split += [f"--prefetch {quoted(self.prefetch)}"] * (self.prefetch != 1)
-        if split:
-            raise UsageError(f"{split[0]} has no effect with --accounting deepspeed; leave one of them out")
+        why = "has no effect with --accounting deepspeed; leave one of them out"
+        self.refuse_activations(why, (*AXES[1:], "prefetch"))
 
     def refuse_activations(self, why: str, names: Sequence[str] = ACTIVATIONS) -> None:
         """Raise UsageError for the first flag that has no use where activations are unknown.
 
         why: the rest of the sentence.
         """
-        for name in names:
+        for name in (name for name in names if getattr(self, name) != getattr(StepFlags, name)):
             value = getattr(self, name)
-            if value != getattr(StepFlags, name):
-                given = f"--{name}" if value is True else f"--{name} {value}"
-                raise UsageError(f"{given} {why}")
+            raise UsageError(f"--{name} {why}" if value is True else f"--{name} {value} {why}")
 
 
 @json_or_table
@@ -153,13 +149,13 @@ def memory(
 
     # A file is written with --json, too. A script sees by the exit code that no stage fits.
     code = int(bool(fits) and not any(fit.fits for fit in fits.values()))
-    draw = partial(_draw, stages, title.format(" parameters"), output)
-    if output is not None:
-        draw()
-        return Result(stages, lambda: None, code)
+    show = partial(_print, stages, title.format(""), accounting, fits)
     if form == "svg":
-        return Result(stages, draw, code)
-    return Result(stages, partial(_print, stages, title.format(""), accounting, fits), code)
+        show = partial(_draw, stages, title.format(" parameters"), output)
+    if output is None:
+        return Result(stages, show, code)
+    show()
+    return Result(stages, lambda: None, code)
 
 
 def _of_model(

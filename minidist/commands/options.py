@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from minidist.base.device import creating_on, device_of
-from minidist.commands.command import Option, say, with_parameters
+from minidist.commands.command import Option, parameter, say, with_parameters
 from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig, flag
 from minidist.techniques import installed, own_loop
@@ -59,10 +59,8 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
 
     `function` receives the resulting TrainConfig as its first parameter, `config`, and its own flags by name.
     """
-    parameters = _of_a_file() + _of_a_config()
     defaults = [(name, info.default) for name, info in TrainConfig.model_fields.items()]
     own = list(inspect.signature(function).parameters.values())[1:]  # without the config
-    parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
 
     def command(*, config: Path | None, overrides: list[str] | None, print_config: bool, **values: Any) -> Any:
         settings = {}
@@ -85,7 +83,7 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
             return None
         return function(config=job, **values)
 
-    return with_parameters(command, function, parameters)
+    return with_parameters(command, function, [*_of_a_file(), *_of_a_config(), *own])
 
 
 def _of_a_file() -> list[inspect.Parameter]:
@@ -102,9 +100,9 @@ def _of_a_file() -> list[inspect.Parameter]:
     )
 
     return [
-        _parameter("config", Path | None, file, None),
-        _parameter("overrides", list[str] | None, one, None),
-        _parameter("print_config", bool, shown, False),
+        parameter("config", Annotated[Path | None, file], None),
+        parameter("overrides", Annotated[list[str] | None, one], None),
+        parameter("print_config", Annotated[bool, shown], False),
     ]
 
 
@@ -124,7 +122,7 @@ def _of_a_config() -> list[inspect.Parameter]:
         # A bool has one flag only, without Typer's --no-FLAG.
         panel = panels.get(name) or PANELS.get(name, panel)
         option = Option(*((flag(name),) if kind is bool else ()), help=text, panel=panel)
-        parameters.append(_parameter(name, kind, option, info.default))
+        parameters.append(parameter(name, Annotated[kind, option], info.default))
     return parameters
 
 
@@ -143,10 +141,6 @@ def as_toml(config: TrainConfig, given: Collection[str]) -> str:
         text = f"{key} =" if value is None else f"{key} = {json.dumps(value)}"
         lines.append(text if name in given and value is not None else f"# {text}")
     return "\n".join(lines[1:])
-
-
-def _parameter(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
 def with_deepspeed(config: TrainConfig, path: Path) -> TrainConfig:

@@ -14,10 +14,8 @@ def order(
     source: Annotated[
         str,
         Argument(
-            help=(
-                "an algorithm of --operation; FILE.py:FUNCTION, a function(array) or function(comm, array); numpy.sum,"
-                " numpy.dot, sum, math.fsum, torch.sum; or under mpiexec MPI_Allreduce"
-            )
+            help="an algorithm of --operation; FILE.py:FUNCTION, a function(array) or function(comm, array); numpy.sum,"
+            " numpy.dot, sum, math.fsum, torch.sum; or under mpiexec MPI_Allreduce"
         ),
     ],
     terms: Annotated[int | None, Option(help="numbers that are added (default: 8, or one per rank)")] = None,

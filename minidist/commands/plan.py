@@ -165,10 +165,20 @@ class LayoutFlags:
 
         written: what a job file fixes, where no flag does.
         """
-        given = vars(self) | {"host": self.offload}
-        del given["offload"]
-        given |= {axis: written.get(axis) for axis in DEGREES if given[axis] is None}
-        return {**written, **_checked_layout(given)}
+        from minidist.planning.cluster.host import CHOICES
+        from minidist.planning.cluster.layout import RECOMPUTE
+
+        given = vars(self) | {axis: written.get(axis) for axis in DEGREES if getattr(self, axis) is None}
+        given = {name: value for name, value in given.items() if value is not None}
+        words = {"recompute": RECOMPUTE, "offload": CHOICES}
+        for name, value in given.items():
+            flag = "--" + name.replace("_", "-")
+            if name in words:
+                one_of(value, flag, words[name])
+            elif name != "sequence_parallel":
+                check_count(value, flag, *((0, 3) if name == "zero" else (1, 10**6)))
+        # A layout calls what is offloaded the host's part.
+        return {**written, **{"host" if name == "offload" else name: value for name, value in given.items()}}
 
 
 @json_or_table
@@ -227,8 +237,7 @@ def plan(
         _refuse_of_one({"--explain": explain, "--output": output, "--best": best != BEST})
         return _decision(offers(job, machine, fixed, counts, cost.tokens, cost.price), job, fixed, flags.gpu)
     found = search(job, machine, fixed)
-    if output is not None:
-        _draw(found, job, output)
+    _draw(found, job, output)
     shown = _shown(found)
     result = _as_dict(found, shown[:best], flags.gpu, explain) | _sizes(job) | _cost(shown[:1], cost)
     # A script sees by the exit code that nothing fits.
@@ -326,24 +335,6 @@ def _refuse_missing(
         raise UsageError("; ".join(lacking))
 
 
-def _checked_layout(given: dict[str, Any]) -> dict[str, Any]:
-    """Return what is given of a layout, by its field; UsageError for a number that is out of range."""
-    from minidist.planning.cluster.host import CHOICES
-    from minidist.planning.cluster.layout import RECOMPUTE
-
-    fixed = {field: value for field, value in given.items() if value is not None}
-    for field, value in fixed.items():
-        if field == "recompute":
-            one_of(value, "--recompute", RECOMPUTE)
-        elif field == "host":
-            one_of(value, "--offload", CHOICES)
-        elif field == "zero":
-            check_count(value, "--zero", 0, 3)
-        elif field != "sequence_parallel":
-            check_count(value, "--" + field.replace("_", "-"), 1, 10**6)
-    return fixed
-
-
 def _some_refused(found: "Search") -> "list[tuple[ClusterLayout, str]]":
     """Return some layouts that cannot be used with the reasons, of both kinds where there are both."""
     impossible = found.impossible[: max(MAX_REFUSED // 2, MAX_REFUSED - len(found.too_large))]
@@ -370,9 +361,14 @@ def _job_file(config: Path, model: str | None, sizes: ModelFlags) -> "PlannedJob
     """Return the job of a file; UsageError when a flag describes another model."""
     from minidist.planning.job_config import read_job
 
-    for flag in [*["--model"] * (model is not None), *sizes.given()]:
-        raise UsageError(f"{flag} describes a model, and {quoted_path(config)} is one; leave one out")
+    _refuse_other_models([*["--model"] * (model is not None), *sizes.given()], config)
     return read_job(config)
+
+
+def _refuse_other_models(flags: Sequence[str], model: object) -> None:
+    """Raise UsageError for the first of the flags that describe another model than the one that is given."""
+    for flag in flags:
+        raise UsageError(f"{flag} describes a model, and {quoted_path(model)} is one; leave one out")
 
 
 def _commands(best: "Plan", gpu: str) -> dict[str, str]:
@@ -401,9 +397,7 @@ def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> 
             f"the model is given twice, as {quoted_path(config)} and --model {quoted(model)}; leave one out"
         )
     # The tokens per sequence may be fewer than the model has positions.
-    extra = [flag for flag in sizes.given() if flag != "--seq"]
-    if extra:
-        raise UsageError(f"{extra[0]} describes a model, and {quoted_path(config or model)} is one; leave one out")
+    _refuse_other_models([flag for flag in sizes.given() if flag != "--seq"], config or model)
     if config is not None and config.suffix != ".json" and not config.exists():
         given = str(config)
         name, near = (given, "") if given in MODELS else ("NAME", nearest(given, MODELS))
@@ -411,8 +405,10 @@ def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> 
     return described_model(str(model) if config is None else config)
 
 
-def _draw(found: "Search", job: "Job", output: Path) -> None:
-    """Save the picture of the frontier."""
+def _draw(found: "Search", job: "Job", output: Path | None) -> None:
+    """Save the picture of the frontier, where one is asked for."""
+    if output is None:
+        return
     from minidist.planning.cluster.calibration import CALIBRATION
     from minidist.report.frame import save
     from minidist.report.frontier import frontier

@@ -13,10 +13,8 @@ from minidist.commands.command import Argument, Option, say
 PictureName = Annotated[
     str | None,
     Option(
-        help=(
-            "space-time (default), gantt, mesh, bytes-matrix, bytes-by-purpose, loss, memory, lanes, perfetto,"
-            " page or steps"
-        )
+        help="space-time (default), gantt, mesh, bytes-matrix, bytes-by-purpose, loss, memory, lanes, perfetto,"
+        " page or steps"
     ),
 ]
 Output = Annotated[
@@ -24,20 +22,16 @@ Output = Annotated[
     Option(
         "--output",
         "-o",
-        help=(
-            "the ending decides: an .html page of everything (with --picture steps: to step through, or a .gif), an"
-            " .svg, .pdf or .png picture, or .json for perfetto; with --format a folder"
-        ),
+        help="the ending decides: an .html page of everything (with --picture steps: to step through, or a .gif), an"
+        " .svg, .pdf or .png picture, or .json for perfetto; with --format a folder",
     ),
 ]
 Form = Annotated[
     str | None,
     Option(
         "--format",
-        help=(
-            "gif: the steps as a moving picture; or files for another tool, one per rank: chakra (MLCommons, for"
-            " ASTRA-sim) or hta (HolisticTraceAnalysis)"
-        ),
+        help="gif: the steps as a moving picture; or files for another tool, one per rank: chakra (MLCommons, for"
+        " ASTRA-sim) or hta (HolisticTraceAnalysis)",
     ),
 ]
 

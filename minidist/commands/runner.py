@@ -27,7 +27,7 @@ from minidist.job.train.start import number_of_ranks
 from minidist.job.train.state import Observer, TrainResult
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import phases_bytes
-from minidist.techniques import OwnLoop, changes_batches, history, of_job, own_loop, ranks_beside, trains_alone
+from minidist.techniques import changes_batches, history, of_job, own_loop, ranks_beside, trains_alone
 
 if TYPE_CHECKING:
     from minidist.job.equality.compare import Comparison
@@ -287,43 +287,48 @@ def run_comparison(
         raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
     # The order of additions decides what is compared on one rank, too: the tier.
     say_notices(config, size, ["reduction"])
-    loop = own_loop(config)
-    if loop is not None:
-        return _comparison_of(loop, size, timeout, eager_bytes, trace, command)
-
-    config = _with_a_tier(config, size, ranks, TrainConfig.model_fields if given is None else given)
-    interactive = not under_mpiexec() and sys.stderr.isatty()
+    loop, interactive = own_loop(config), not under_mpiexec() and sys.stderr.isatty()
+    if loop is None:
+        config = _with_a_tier(config, size, ranks, TrainConfig.model_fields if given is None else given)
 
     # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.
-    # Ranks that choose their batches while they train tell them afterwards.
-    own, expected = under_mpiexec() or trains_alone(config) or changes_batches(config), None
-    alone = Progress(config.steps, interactive and not own, "compare: one device", ends=False)
-    with alone:
-        if not own:
+    # Ranks that choose their batches while they train tell them afterwards, and those without common steps all.
+    own = loop is None and (under_mpiexec() or trains_alone(config) or changes_batches(config))
+    alone, expected = Progress(config.steps, interactive and not own, "compare: one device", ends=False), None
+    if loop is None and not own:
+        with alone:
             expected = expected_snapshots(config, size, observers=[alone])
 
     # Only rank 0 shows progress.
-    def main(comm: Comm) -> "Comparison":
-        if comm.rank:
-            return compare_rank(comm, config, expected)
-        return compare_rank(comm, config, expected, [together], [alone])
+    def main(comm: Comm) -> Any:
+        if loop is not None:
+            return loop.train_and_keep(comm, together)
+        watching = () if comm.rank else ([together], [alone])
+        return compare_rank(comm, config, expected, *watching)
 
     with Progress(config.steps, interactive, f"compare: {size} ranks", ends=False) as together:
         outcome = _run("compare", config, main, size, timeout, eager_bytes)
     if not outcome.is_root:
         return None
-    verdict: Comparison = outcome.results[0]
+    verdict: Comparison | None = None if loop is not None else outcome.results[0]
+    _write_comparison(trace, outcome, config, command, verdict)
+    if loop is None:
+        return verdict
+    with alone:
+        return loop.compare(outcome.results, outcome.traces, alone)  # type: ignore[no-any-return]
 
-    if trace is not None:
-        _write_comparison(trace, outcome, verdict, config, command)
-    return verdict
 
-
-def _write_comparison(trace: Path, outcome: Outcome, verdict: "Comparison", config: TrainConfig, command: str) -> None:
-    """Write the trace with both losses and the differences, for the picture that lays one over the other."""
-    mesh = {} if ranks_beside(config) else mesh_of(resolve_dims(config, outcome.size))
-    losses = {"losses": verdict.losses, "reference_losses": verdict.reference_losses}
-    header = {"max_difference": verdict.weight_differences, **losses, "command": command, "mesh": mesh}
+def _write_comparison(
+    trace: Path | None, outcome: Outcome, config: TrainConfig, command: str, verdict: "Comparison | None"
+) -> None:
+    """Write the trace, with the losses and differences of a verdict: for the picture that lays one over the other."""
+    if trace is None:
+        return
+    header: dict[str, Any] = {"command": command}
+    if verdict is not None:
+        mesh = {} if ranks_beside(config) else mesh_of(resolve_dims(config, outcome.size))
+        losses = {"losses": verdict.losses, "reference_losses": verdict.reference_losses}
+        header = {"max_difference": verdict.weight_differences, **losses, **header, "mesh": mesh}
     write_traces(trace, outcome.traces, world=outcome.world, **header)
 
 
@@ -342,21 +347,6 @@ def _with_a_tier(config: TrainConfig, size: int, ranks: int | None, given: Colle
         if launched_rank() == 0:
             print(f"minidist: compared with {flags}: {why}", file=sys.stderr, flush=True)
     return config
-
-
-def _comparison_of(
-    loop: OwnLoop, size: int, timeout: float, eager_bytes: int, trace: Path | None, command: str
-) -> "Comparison | None":
-    """Compare a job whose ranks have no common step, after the run, from what all ranks recorded."""
-    config, interactive = loop.config, not under_mpiexec() and sys.stderr.isatty()
-    with Progress(config.steps, interactive, f"compare: {size} ranks", ends=False) as together:
-        outcome = _run("compare", config, lambda comm: loop.train_and_keep(comm, together), size, timeout, eager_bytes)
-    if not outcome.is_root:
-        return None
-    if trace is not None:
-        write_traces(trace, outcome.traces, world=outcome.world, command=command)
-    with Progress(config.steps, interactive, "compare: one device", ends=False) as alone:
-        return loop.compare(outcome.results, outcome.traces, alone)  # type: ignore[no-any-return]
 
 
 def _run(

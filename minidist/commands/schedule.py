@@ -37,10 +37,8 @@ class PlanFlags:
     times: Annotated[
         str,
         Option(
-            help=(
-                "times of a stage: F=1,I=1,W=1,comm=0; FB of an overlapped pair; of schedules with different numbers of"
-                " stages per rank, those of a rank's whole part of the model"
-            )
+            help="times of a stage: F=1,I=1,W=1,comm=0; FB of an overlapped pair; of schedules with different numbers"
+            " of stages per rank, those of a rank's whole part of the model"
         ),
     ] = "F=1,I=1,W=1,comm=0"
     profile: Annotated[str | None, Option(help="a JSON file with each stage's times and bytes, instead of --times")] = (
@@ -74,10 +72,8 @@ def schedule(
         str | None,
         Option(
             "--format",
-            help=(
-                "text (default), csv, json, svg, versions (svg: the weights that each action sees), perfetto (json) or"
-                " steps (html)"
-            ),
+            help="text (default), csv, json, svg, versions (svg: the weights that each action sees), perfetto (json) or"
+            " steps (html)",
         ),
     ] = None,
     output: Annotated[

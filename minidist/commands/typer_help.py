@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from minidist.commands.command import Flag, Group, parameters_of, with_parameters
+from minidist.commands.command import Group, Option, parameters_of, with_parameters
 
 Found = list[tuple[Callable[..., Any], dict[str, Any]]]
 
@@ -114,7 +114,7 @@ def _noting(function: Callable[..., Any], found: Found) -> Callable[..., None]:
     return with_parameters(command, function, parameters)
 
 
-def _info(flag: Flag, name: str) -> Any:
+def _info(flag: Option, name: str) -> Any:
     """Return what Typer is told of a flag."""
     if flag.is_word:
         return typer.Argument(help=flag.help, metavar=flag.metavar)

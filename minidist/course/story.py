@@ -95,11 +95,11 @@ WHOLE = large("12", "65 billion parameters, ZeRO 3", "weights are gathered: 3.8 
 CHAPTERS = [
     chapter("00", "one program on one card, in 16 bits", "it does not fit, and is slow", dp=1),
     chapter("02", "the bytes are counted by kind", "2+4+12 B of states a parameter"),
-    chapter("03", "cards exchange messages", "a program may hang"),
+    chapter("03", "cards exchange messages", "one card that adds all is slow"),
     chapter("04", "sums over all cards, round a ring", "latencies of short arrays"),
     chapter("05", "the algorithm is chosen by the size", "who computes what?"),
     chapter("06", "eight cards, each with its rows", "every card has all states", dp=8),
-    chapter("09", "why all rows above are in 16 bits", "the range of float16"),
+    chapter("09", "why all rows above are in 16 bits", "all activations are kept"),
     chapter("10", "activations are computed again", "the states alone are 121 GB", dp=8, recompute="full"),
     chapter("11", "ZeRO 1: a part each; no recomputation", "every card has all weights", dp=8, zero=1),
     chapter("12", "ZeRO 3: parameters gathered by layers", "gathers in every micro-batch", dp=8, zero=3),

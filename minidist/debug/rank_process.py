@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any, TextIO
 
 from minidist.comm.call_site import is_of_user
+from minidist.comm.sim.process_state import folder_now
 from minidist.core.base.errors import UsageError
 
 MARKER = "minidist.debug.rank_process.marker"
@@ -149,7 +150,7 @@ class RankProcess:
             bootstrap._module_locks.pop(name, None)  # type: ignore[attr-defined]
         self.argv, self.path = sys.argv, list(sys.path)
         sys.stdout = self.beginning.stdout
-        self.folder = _folder()
+        self.folder = folder_now()
         _go_to(self.beginning.folder, self.folder)
 
 
@@ -160,14 +161,14 @@ def own_process_state(modules: UserModules) -> Iterator[Beginning]:
     Yields what a RankProcess begins with.
     """
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if modules.has(name)}
-    variables, folder = _variables(), _folder()
+    variables, folder = _variables(), folder_now()
     beginning = Beginning(modules, variables, folder, sys.argv, list(sys.path), sys.stdout)
     try:
         yield beginning
     finally:
         sys.modules.update(hidden)
         _set_variables(variables)
-        _go_to(folder, _folder())
+        _go_to(folder, folder_now())
         sys.argv, sys.path[:], sys.stdout = beginning.argv, beginning.path, beginning.stdout
 
 
@@ -188,13 +189,6 @@ def _set_variables(variables: dict[Any, Any]) -> None:
     os.environ._data = variables  # type: ignore[attr-defined]
     if os.supports_bytes_environ:
         os.environb._data = variables  # type: ignore[attr-defined]
-
-
-def _folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it has been removed
-        return ""
 
 
 def _go_to(folder: str, now: str) -> None:

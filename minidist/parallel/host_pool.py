@@ -114,7 +114,7 @@ class HostPool:
     def step_of(self, nbytes: int) -> None:
         """Let the time pass that an optimizer on the host needs to step `nbytes` bytes of parameters."""
         if self.host_bandwidth:
-            self.comm.compute(seconds=STEP_PASSES * nbytes / self.host_bandwidth, name="optimizer")
+            self.comm.compute(seconds=STEP_PASSES * nbytes / self.host_bandwidth, name="host step")
 
     def swap_out(self, array: xp.Array) -> Transfer:
         """Begin to move an activation to the host, after the transfer of the one before is complete."""

@@ -35,7 +35,9 @@ def _loss(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
     if not header.get("reference_losses"):
         return loss_curve(header["losses"], **keywords)
     two, quantity = (header["losses"], header["reference_losses"]), header.get("quantity", "loss")
-    return loss_overlay(*two, header.get("max_difference"), quantity=quantity, **keywords)
+    figure = loss_overlay(*two, header.get("max_difference"), quantity=quantity, **keywords)
+    figure.axes[0].set_xlabel(header.get("counted", "step"))
+    return figure
 
 
 def _exponents(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
@@ -63,9 +65,9 @@ def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **key
 
     header: the first line of the trace file. Read here: `command` (the caption), `title`, or `name` (of the run, before
     the picture's own title), `closed_form` (purpose -> bytes of all ranks), `bytes_by_purpose`, `losses`,
-    `reference_losses`, `max_difference` (one per step), `quantity` (what is drawn in place of losses),
-    `gradient_exponents`, `loss_scale`, `most_bytes` (of the axis of memory, at least), and `incomplete`, which is
-    written above the picture.
+    `reference_losses`, `max_difference` (one per step), `quantity` (what is drawn in place of losses), `counted` (on
+    the axis of the loss, in place of steps), `gradient_exponents`, `loss_scale`, `most_bytes` (of the axis of memory,
+    at least), and `incomplete`, which is written above the picture.
     keywords: those of the picture's own function, such as `rank=` of lanes or `purpose=` of bytes-matrix.
     """
     if kind not in KINDS:

@@ -55,6 +55,9 @@ MEMORY = {
 RANKS = ("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00")
 
 
+# Messages of one rank, where it sends for several purposes: shades of the colour of communication.
+MESSAGES = (PALETTE["communication"], "#DD99BB", "#55193B", "#EEBBAA")
+
 # For what has no colour here: purposes of a user's program, more runs than a picture has colours for.
 SPARE = ("#BBBBBB", "#882255", "#CC6677", "#6699CC", "#661100", "#117733", "#AA4499", "#777777")
 

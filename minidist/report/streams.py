@@ -1,4 +1,4 @@
-"""The streams of one rank: computing, sending, receiving, and the link to the host where there is one.
+"""The streams of one rank: computing, sending, receiving, and its host and the link to it where there is one.
 
 Two bars above each other overlap in time; what no computing hides is named in the title. The picture is called "lanes"
 on the command line.
@@ -9,53 +9,64 @@ Proved by: tests/report/test_pictures.py
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.base.traces import Trace
+from minidist.base.traces import MessageEvent, Trace
 from minidist.core.base.errors import UsageError
 from minidist.report.frame import Figure, Style, byte_text, finish, name_rows, new_panel, patch, time_unit
-from minidist.report.palette import NAMES, PALETTE, kind_of
+from minidist.report.palette import MESSAGES, NAMES, PALETTE, distinct, ink, kind_of
 from minidist.report.space_time import earliest
 from minidist.report.timeline import merged, pairs, without
 
-LINK = ("to host", "to device")  # spans of `parallel.host_pool.HostPool`, one stream each
+# A bar: 1 send or 2 receive, start, partner there, end, and the message. A bar is BROAD.
+Bar = tuple[int, float, float, float, MessageEvent]
+BROAD = 0.6
+PLACES = {"host step": "host computes"}  # spans of `parallel.host_pool.HostPool` -> their row; all others compute
+LINK = ("to host", "to device")  # spans of the same, one stream each
 
 
 def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: str = "") -> Figure:
-    """Draw compute, send and receive of `rank`, and both directions of its link to the host when it offloads.
+    """Draw compute, send and receive of `rank`, and, when it offloads, its host and both directions of the link to it.
 
     A row for which the rank has nothing is left out, except compute. A message's bar is red until its partner has come.
+    Messages of several purposes have several shades, and those of streams that run at the same time lie in bands.
     """
     # What this rank computed, sent, received and moved to or from its host, each in another row.
     if not 0 <= rank < len(traces):
         raise UsageError(f"the run has no rank {rank}; its ranks are 0..{len(traces) - 1}")
-    trace = traces[rank]
-    computing = [span for span in trace.spans if span.category == "compute"]
-    crossing = [span for span in trace.spans if span.category == "offload"]
+    spans = traces[rank].spans
+    computing = [span for span in spans if span.category == "compute"]
+    crossing = [span for span in spans if span.category == "offload"]
     bars = _bars(traces, rank)
-    rows = _rows(bool(bars), bool(crossing))
+    rows = _rows(bool(bars), bool(crossing), {span.name for span in computing})
     begin = earliest(traces)  # of one step of many: not at zero
-    ends = [*(s.end for s in (*computing, *crossing)), *(end for *_, end, _ in bars)]
-    longest = max([begin, *ends]) - begin
+    longest = max([begin, *(s.end for s in (*computing, *crossing)), *(end for *_, end, _ in bars)]) - begin
     factor, unit = time_unit(longest)
     figure, axes = new_panel(9, 1.4 + 0.5 * len(rows))
-    axes.barh(range(len(rows)), [longest * factor] * len(rows), height=0.6, color=PALETTE["idle"], zorder=0)
+    axes.barh(range(len(rows)), [longest * factor] * len(rows), height=BROAD, color=PALETTE["idle"], zorder=0)
     used: dict[str, Any] = {}
+    colours = {**PALETTE, **_shades(bars)}
 
-    def bar(y: int, start: float, end: float, kind: str, gid: str, text: str) -> None:
+    def bar(y: float, start: float, end: float, kind: str, gid: str, text: str, broad: float = BROAD) -> None:
         if end <= start:
             return
-        style: Style = {"height": 0.6, "color": PALETTE[kind], "edgecolor": "white", "linewidth": 0.6, "gid": gid}
+        colour = colours[kind]
+        style: Style = {"height": broad, "color": colour, "edgecolor": "white", "linewidth": 0.6, "gid": gid}
         axes.barh(y, (end - start) * factor, left=(start - begin) * factor, **style)
         if end - start > 0.012 * len(text) * longest:
             middle = ((start + end) / 2 - begin) * factor
-            axes.text(middle, y, text, ha="center", va="center", fontsize=7, color="white")
-        used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
+            axes.text(middle, y, text, ha="center", va="center", fontsize=7, color=ink(colour))
+        used.setdefault(kind, patch(colour, NAMES.get(kind, kind)))
 
-    # Row 0 is computing; a message is red until its partner has come, then in the colour of communication.
+    # Row 0 is what the rank itself computes. A message is red until its partner has come.
     for span in computing:
-        bar(0, span.start, span.end, kind_of(span.name), "compute", span.name)
-    for y, start, met, end, nbytes in bars:
-        bar(y, start, met, "blocked", "blocked", "")
-        bar(y, met, end, "communication", "send" if y == 1 else "receive", byte_text(nbytes))
+        bar(
+            rows.index(PLACES.get(span.name, "compute")), span.start, span.end, kind_of(span.name), "compute", span.name
+        )
+    bands, broad = _bands(bars)
+    for row, start, met, end, message in bars:
+        y, text = row + bands[message.lane], byte_text(message.nbytes) * (broad > BROAD / 3)
+        kind = message.purpose if message.purpose in colours else "communication"
+        bar(y, start, met, "blocked", "blocked", "", broad)
+        bar(y, met, end, kind, message.kind, text, broad)
     for span in crossing:
         bar(rows.index(span.name), span.start, span.end, "communication", span.name, "")
 
@@ -69,11 +80,35 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
     return finish(figure, used.values(), command, title or f"rank {rank}: {hidden}")
 
 
-def _rows(messages: bool, crossing: bool) -> list[str]:
+def _rows(messages: bool, crossing: bool, computed: set[str]) -> list[str]:
     """Return the names of the rows; send and receive are empty rows of a rank that communicates with nobody at all."""
+    host = [place for name, place in PLACES.items() if name in computed]
     if not crossing:
-        return ["compute", "send", "receive"]
-    return ["compute", *(("send", "receive") if messages else ()), *LINK]
+        return ["compute", "send", "receive", *host]
+    return ["compute", *(("send", "receive") if messages else ()), *host, *LINK]
+
+
+def _shades(bars: Sequence[Bar]) -> dict[str, str]:
+    """Return a shade of the colour of communication for each purpose, or {} where there is one purpose only."""
+    purposes = list(dict.fromkeys(message.purpose for *_, message in bars))
+    return dict(zip(purposes, distinct(MESSAGES, len(purposes)), strict=True)) if len(purposes) > 1 else {}
+
+
+def _bands(bars: Sequence[Bar]) -> tuple[dict[str, float], float]:
+    """Return where in a row the messages of each stream lie, below its middle, and the height of their bars.
+
+    Where no messages of two streams overlap in time, all lie in the middle.
+    """
+    lanes = list(dict.fromkeys(message.lane for *_, message in bars))
+    busy = [
+        merged([(start, end) for _, start, _, end, message in bars if message.lane == lane and end > start])
+        for lane in lanes
+    ]
+    alone = sum(end - start for start, end in merged([span for spans in busy for span in spans]))
+    overlap = sum(end - start for spans in busy for start, end in spans) > alone * (1 + 1e-9)
+    if not overlap:
+        return dict.fromkeys(lanes, 0.0), BROAD
+    return {lane: BROAD * ((place + 0.5) / len(lanes) - 0.5) for place, lane in enumerate(lanes)}, BROAD / len(lanes)
 
 
 def exposed(traces: Sequence[Trace], rank: int) -> float:
@@ -82,12 +117,12 @@ def exposed(traces: Sequence[Trace], rank: int) -> float:
     spans = traces[rank].spans
     computing = [(span.start, span.end) for span in spans if span.category == "compute"]
     crossing = [(span.start, span.end) for span in spans if span.category == "offload"]
-    communicating = merged([*((start, end) for _, start, _, end, _ in _bars(traces, rank)), *crossing])
+    communicating = merged([*((start, end) for _, start, _, end, *_ in _bars(traces, rank)), *crossing])
     return sum(end - start for start, end in without(communicating, computing))
 
 
-def _bars(traces: Sequence[Trace], rank: int) -> list[tuple[int, float, float, float, int]]:
-    """Return (1 for send or 2 for receive, start, partner there, end, bytes) of each complete message of `rank`."""
+def _bars(traces: Sequence[Trace], rank: int) -> list[Bar]:
+    """Return the bars of each complete message of `rank`."""
     bars = []
     for send, receive in pairs(traces):
         if send.rank == rank and send.end >= 0:
@@ -98,9 +133,9 @@ def _bars(traces: Sequence[Trace], rank: int) -> list[tuple[int, float, float, f
                 end = min(end, receive.end)  # the wait for a send may come long after it was taken
                 if start < receive.posted >= receive.end:
                     met = end  # it lay there until its receiver came
-            bars.append((1, start, met, end, send.nbytes))
+            bars.append((1, start, met, end, send))
         if receive is not None and receive.rank == rank and receive.end >= 0:
             # The receive: its partner is there when the message departs.
             met = min(max(receive.start, send.start), receive.end)
-            bars.append((2, receive.start, met, receive.end, receive.nbytes))
+            bars.append((2, receive.start, met, receive.end, receive))
     return bars

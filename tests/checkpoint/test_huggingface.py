@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from minidist import cli
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
 from minidist.data import load_dataset
@@ -40,10 +39,8 @@ def run(**changes):
 def written(request, tmp_path_factory):
     """(settings of the model, folder, weights of the checkpoint), trained with ZeRO 3."""
     directory, model = tmp_path_factory.mktemp("hf"), MODELS[request.param]
-    if model["model"] == "llama":
-        run(**model, pp=2, save=str(directory / "ck"))
-    else:
-        run(**model, dp=2, zero=3, save=str(directory / "ck"))
+    layout = {"pp": 2} if model["model"] == "llama" else {"dp": 2, "zero": 3}
+    run(**model, **layout, save=str(directory / "ck"))
     checkpoint = Checkpoint(str(directory / "ck"))
     write_huggingface(checkpoint, directory / "folder")
     weights = {
@@ -58,13 +55,17 @@ def loaded(config):
     return {parameter.name: np.array(parameter.data) for parameter in model.parameters()}
 
 
-def test_all_weights_come_back(written):
-    model, folder, weights = written
-    assert set(load_file(folder / SINGLE)) == set(weights)
+def assert_loads(model, folder, weights):
     found = loaded(TrainConfig.make(**JOB, **model, init_from=str(folder)))
     assert set(found) == set(weights)
     for name, value in found.items():
         assert np.array_equal(value, weights[name]), name
+
+
+def test_all_weights_come_back(written):
+    model, folder, weights = written
+    assert set(load_file(folder / SINGLE)) == set(weights)
+    assert_loads(model, folder, weights)
 
 
 def test_several_files_with_an_index(written, tmp_path):
@@ -75,8 +76,7 @@ def test_several_files_with_an_index(written, tmp_path):
     assert len(set(index["weight_map"].values())) > 2
     assert index["metadata"]["total_size"] == sum(value.nbytes for value in weights.values())
     assert not (parts / SINGLE).exists()
-    for name, value in loaded(TrainConfig.make(**JOB, **model, init_from=str(parts))).items():
-        assert np.array_equal(value, weights[name]), name
+    assert_loads(model, parts, weights)
 
 
 @each("shards", [1, 3, 40])
@@ -89,13 +89,11 @@ def test_parts_of_every_tensor(written, shards, tmp_path):
     assert sum(value.nbytes for file in files for value in load_file(file).values()) == sum(
         value.nbytes for value in weights.values()
     )
-    config = TrainConfig.make(**JOB, **model, init_from=str(tmp_path / "parts"))
-    for name, value in loaded(config).items():
-        assert np.array_equal(value, weights[name]), name
+    assert_loads(model, tmp_path / "parts", weights)
     if shards == 3:
         files[1].unlink()
         with pytest.raises(UsageError, match=r"are missing or there twice|overlap"):
-            loaded(config)
+            assert_loads(model, tmp_path / "parts", weights)
 
 
 def test_damaged_parts_are_refused(written, tmp_path):
@@ -104,12 +102,9 @@ def test_damaged_parts_are_refused(written, tmp_path):
     (tmp_path / CONFIG).write_text((folder / CONFIG).read_text())
     path, name = tmp_path / "shard-00001-model-00001-of-00001.safetensors", next(iter(weights))
     begins = {key: {"saved_offsets": [0] * value.ndim} for key, value in weights.items()}
-    for wrong in (3, [], [0], [-1, 0], ["0", 0], [0, 0, 0], None):
-        info = json.dumps({**begins, name: {"saved_offsets": wrong}})
-        save_file(weights, path, metadata={"DCP_SHARDING_INFO": info})
-        with pytest.raises(UsageError, match="is damaged"):
-            loaded(config)
-    for info in ("[", "[1]", '{"a": 1}'):
+    wrong = (3, [], [0], [-1, 0], ["0", 0], [0, 0, 0], None)
+    infos = [json.dumps({**begins, name: {"saved_offsets": place}}) for place in wrong]
+    for info in (*infos, "[", "[1]", '{"a": 1}'):
         save_file(weights, path, metadata={"DCP_SHARDING_INFO": info})
         with pytest.raises(UsageError, match="is damaged"):
             loaded(config)
@@ -146,9 +141,7 @@ def test_older_files_of_gpt2(tmp_path, written):
     save_file(old, tmp_path / SINGLE)
     content = json.loads((folder / CONFIG).read_text())
     (tmp_path / CONFIG).write_text(json.dumps({**content, "n_inner": 96, "activation_function": "gelu_pytorch_tanh"}))
-    found = loaded(TrainConfig.make(**JOB, **model, init_from=str(tmp_path)))
-    for name, value in found.items():
-        assert np.array_equal(value, weights[name].astype(np.float16).astype(np.float32)), name
+    assert_loads(model, tmp_path, {name: value.astype(np.float16) for name, value in weights.items()})
     old["lm_head.weight"] = old["wte.weight"] + 1
     save_file(old, tmp_path / SINGLE)
     with pytest.raises(UsageError, match=r"lm_head\.weight is not the embedding"):
@@ -242,25 +235,18 @@ def test_the_command(tmp_path, minidist, monkeypatch):
 
 @pytest.mark.parametrize("shards", [[], ["--hf-shards", "3"]])
 def test_a_folder_whose_writer_was_ended_is_finished_by_the_same_command_with_resume(
-    shards, tmp_path, capsys, monkeypatch
+    shards, tmp_path, minidist, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    words = ["train", "--model", "gpt", "--layers", "1", "--width", "16", "--steps", "2", "--save", "ck"]
-
-    def run(*more):
-        with pytest.raises(SystemExit) as end:
-            cli.main([*words, *more])
-        return end.value.code, capsys.readouterr().err
-
-    assert run("--save-hf", "whole", *shards)[0] == 0
+    words = ["train", "--model", "gpt", "--layers", "1", "--width", "16", "--steps", "2", "--save", "ck", *shards]
+    minidist(*words, "--save-hf", "whole")
     # The last file is missing, and one is half of a file; another one is of a run with other files.
     shutil.copytree("whole", "half")
     (tmp_path / "half" / CONFIG).unlink()
     first = min((tmp_path / "half").iterdir())
     first.write_bytes(first.read_bytes()[:100])
     (tmp_path / "half" / "model-00007-of-00009.safetensors").write_bytes(b"old")
-    code, said = run("--save-hf", "half", "--resume", *shards)
-    assert (code, "written: half" in said) == (0, True), said
+    assert "written: half" in minidist(*words, "--save-hf", "half", "--resume").err
     names = sorted(path.name for path in (tmp_path / "whole").iterdir())
     assert sorted(path.name for path in (tmp_path / "half").iterdir()) == names
     for name in names:
@@ -268,15 +254,13 @@ def test_a_folder_whose_writer_was_ended_is_finished_by_the_same_command_with_re
         if name.endswith(".json"):
             assert half.read_bytes() == whole.read_bytes()
         else:
-            tensors = load_file(whole)
-            assert {key: value.tobytes() for key, value in load_file(half).items()} == {
-                key: value.tobytes() for key, value in tensors.items()
-            }
+            both = [{key: value.tobytes() for key, value in load_file(file).items()} for file in (half, whole)]
+            assert both[0] == both[1]
 
     # A folder that is whole, or has a file of the user's, is not touched.
-    assert "is not an empty folder" in run("--save-hf", "whole", "--resume", *shards)[1]
+    assert "is not an empty folder" in minidist(*words, "--save-hf", "whole", "--resume", code=2).err
     (tmp_path / "half" / CONFIG).rename(tmp_path / "half" / "notes.txt")
-    assert "is not an empty folder" in run("--save-hf", "half", "--resume", *shards)[1]
+    assert "is not an empty folder" in minidist(*words, "--save-hf", "half", "--resume", code=2).err
 
 
 @pytest.mark.peers

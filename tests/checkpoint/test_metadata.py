@@ -1,10 +1,10 @@
 """A checkpoint with right checksums and wrong content, written by another program: nothing is believed unchecked."""
 
 import copy
-import json
 import os
 import random
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,14 +13,14 @@ from minidist.comm import SimWorld
 from minidist.commands.generation import load_model
 from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, save
-from minidist.job.checkpoint.directory import DTYPES, _digest
+from minidist.job.checkpoint.directory import DTYPES
 from minidist.job.checkpoint.resume import resume_job
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import build
 from minidist.job.train.recipe import parallelize
 from minidist.job.train.trainer import train
 from tests.cases import each
-from tests.checkpoint.test_directory import SHAPES, write
+from tests.checkpoint.test_directory import SHAPES, edit, record_of, write
 
 GPT = {"layers": 1, "width": 8, "heads": 2, "context": 4, "data": "markov", "global_batch": 2, "steps": 1}
 
@@ -30,15 +30,7 @@ def trained(tmp_path_factory):
     """A checkpoint of a small GPT, and its metadata."""
     folder = tmp_path_factory.mktemp("trained")
     SimWorld(1).run(train, TrainConfig.make(**GPT, save=str(folder)))
-    record = json.loads((folder / "step-00000001" / "metadata.json").read_bytes())
-    del record["checksum"]
-    return folder, record
-
-
-def edit(folder, record):
-    """Write the metadata with the checksum that belongs to them."""
-    body = json.dumps({**record, "checksum": _digest(json.dumps(record).encode())})
-    (folder / "step-00000001" / "metadata.json").write_text(body)
+    return folder, record_of(folder)
 
 
 def use(folder):
@@ -168,8 +160,7 @@ def test_random_edits_with_the_right_checksum(count, trained):
 def test_shards_that_overlap_leave_no_element_unread(tmp_path):
     """As many elements as the tensor has, but some twice: the gap would be what is in the memory."""
     SimWorld(2).run(write, tmp_path, 1)
-    record = json.loads((tmp_path / "step-00000001" / "metadata.json").read_bytes())
-    del record["checksum"]
+    record = record_of(tmp_path)
     record["tensors"]["a"]["pieces"][1]["range"] = [0, 10]  # of 21 elements: [0, 11) and [11, 21)
     edit(tmp_path, record)
     with pytest.raises(UsageError, match="element 11 of tensor 'a' is in no shard"):
@@ -184,7 +175,7 @@ def test_a_range_outside_of_the_tensor(range_, tmp_path):
 
 
 def test_latest_is_a_short_regular_file(tmp_path):
-    """3 GB (sparse), a device, a pipe, a folder, a path that leads elsewhere: none is read, all are one sentence."""
+    """3 GB (sparse), a device, a pipe, a folder, a path that leads elsewhere, no name: all are one sentence."""
     SimWorld(1).run(write, tmp_path, 1)
     latest = tmp_path / "latest"
 
@@ -201,6 +192,7 @@ def test_latest_is_a_short_regular_file(tmp_path):
         lambda: latest.write_text(str(tmp_path / "step-00000001")),
         lambda: latest.write_text("."),
         lambda: latest.write_text("x" * 300),
+        *(partial(latest.write_bytes, text) for text in (b"", b"step-\xb0\xff", b"step-00000002\0", b"stop-00000001")),
     )
     for way in ways:
         if latest.is_dir():
@@ -208,15 +200,17 @@ def test_latest_is_a_short_regular_file(tmp_path):
         else:
             latest.unlink()
         way()
-        with pytest.raises(UsageError, match=r"names no checkpoint .*; write step-00000001 into it"):
+        with pytest.raises(UsageError, match=r"'latest' in .* names no checkpoint .*; write step-00000001 into it"):
             Checkpoint(tmp_path)
+        assert Checkpoint(tmp_path, "step-00000001").step == 1
 
 
-def test_metadata_that_never_end_are_not_read(tmp_path):
+def test_metadata_that_are_changed_or_no_object_or_never_end_are_not_read(tmp_path):
     SimWorld(1).run(write, tmp_path, 1)
     metadata = tmp_path / "step-00000001" / "metadata.json"
-    for deep in ("[" * 100_000, '{"a":' * 100_000):
-        metadata.write_text(deep)
+    changed = metadata.read_text().replace('"step": 1', '"step": 2')
+    for text in (changed, "[1]", "[" * 100_000, '{"a":' * 100_000):
+        metadata.write_text(text)
         with pytest.raises(UsageError, match="missing or damaged"):
             Checkpoint(tmp_path)
     metadata.unlink()

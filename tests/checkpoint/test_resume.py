@@ -7,7 +7,7 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
-from minidist.job.checkpoint import Checkpoint, save
+from minidist.job.checkpoint import Checkpoint
 from minidist.job.checkpoint.resume import job_state, same_job
 from minidist.job.config.models import llama_inner
 from minidist.job.config.train_config import TrainConfig, resolve_batches
@@ -99,17 +99,6 @@ def test_the_command_line(tmp_path, minidist):
     for volume in second["bytes_by_purpose"].values():
         assert volume["measured"] == volume["closed_form"]
     assert (tmp_path / "c" / "latest").read_text() == "step-00000004"
-
-
-@pytest.mark.parametrize("flags", [["--resume"], ["--every", "2"]])
-def test_flags_that_need_a_directory(flags, minidist):
-    assert "needs --save DIR" in minidist("train", *flags, code=2).err
-
-
-def test_a_checkpoint_of_something_else_is_refused(tmp_path):
-    SimWorld(1).run(lambda comm: save(comm, tmp_path, 1, [], {}))
-    with pytest.raises(UsageError, match="not one of minidist train"):
-        run(1, steps=2, save=str(tmp_path), resume=True)
 
 
 def test_a_setting_that_the_checkpoint_is_too_old_for_has_its_default():

@@ -10,6 +10,7 @@ from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.metrics import read_metrics
 from minidist.job.train.trainer import train
+from tests.cases import each
 
 MLP = {"model": "mlp", "width": 8, "layers": 1, "global_batch": 4}
 
@@ -111,20 +112,11 @@ def test_data_are_known_by_their_content(tmp_path, monkeypatch):
         SimWorld(2).run(train, text_job("my.txt", save=folder, resume=True, steps=4))
 
 
-def test_the_held_out_part_counts_too(tmp_path):
+@each(("ranks", "settings"), [(1, {"evaluate_every": 1}), (2, {"strategy": "ps", "dp": 1})])
+def test_the_held_out_part_counts_and_servers_compare_the_data_too(ranks, settings, tmp_path):
     text, folder = tmp_path / "my.txt", str(tmp_path / "c")
     text.write_bytes(b"some text to train on" * 20)
-    SimWorld(1).run(train, text_job(text, save=folder, evaluate_every=1))
+    SimWorld(ranks).run(train, text_job(text, save=folder, **settings))
     text.write_bytes(text.read_bytes()[:-1] + b"!")
     with pytest.raises(UsageError, match="whose content was not that of"):
-        SimWorld(1).run(train, text_job(text, save=folder, evaluate_every=1, resume=True, steps=3))
-
-
-def test_servers_compare_the_data_too(tmp_path):
-    text, folder = tmp_path / "my.txt", str(tmp_path / "c")
-    text.write_bytes(b"some text to train on" * 20)
-    served = {"save": folder, "strategy": "ps", "dp": 1}
-    SimWorld(2).run(train, text_job(text, **served))
-    text.write_bytes(text.read_bytes()[:-1] + b"!")
-    with pytest.raises(UsageError, match="whose content was not that of"):
-        SimWorld(2).run(train, text_job(text, **served, resume=True, steps=3))
+        SimWorld(ranks).run(train, text_job(text, save=folder, **settings, resume=True, steps=3))

@@ -319,8 +319,8 @@ def test_a_flag_has_the_names_that_the_other_commands_give_it(here):
 
 
 def test_the_list_of_commands_says_what_each_of_them_says():
-    assert {name: app.loaded(name).__doc__.splitlines()[0] for name in app.COMMANDS} == app.COMMANDS
-    assert {name: app.loaded(name).help for name in app.GROUPS} == app.GROUPS
+    commands = {name: app.loaded(name).__doc__.splitlines()[0] for name in app.COMMANDS}
+    assert app.abouts() == commands | {name: app.loaded(name).help for name in app.GROUPS}
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--version"], [], ["trian"]])

@@ -138,7 +138,7 @@ def plain(monkeypatch):
 def test_the_list_of_commands_is_that_of_typer(width, plain, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     assert width_without_colours() == width
-    every = {**app.COMMANDS, **app.GROUPS}
+    every = app.abouts()
     assert read(["--help"], every, app.ABOUT, {}) == 0
     assert capsys.readouterr().out == listing(app.ABOUT, every, width)
 

@@ -70,11 +70,8 @@ def test_every_flag_that_takes_a_float_has_the_check():
 
 
 @each("text", OUT_OF_RANGE)
-def test_a_float_out_of_range_is_one_sentence(text, capsys):
-    with pytest.raises(SystemExit) as end:
-        program.main(["bench", "collectives", "--simulated", "--ranks", "2", f"--beta={text}"])
-    said = capsys.readouterr().err
-    assert end.value.code == 2
+def test_a_float_out_of_range_is_one_sentence(text, minidist):
+    said = minidist("bench", "collectives", "--simulated", "--ranks", "2", f"--beta={text}", code=2).err
     assert said.startswith(f"minidist: --beta is {float(text):g}; it must be 0, or a number from 1e-30 to 1e+30")
     assert said.count("\n") == 1
 
@@ -93,33 +90,22 @@ def test_every_float_of_a_job_has_a_range(text):
         TrainConfig.make(betas=f"0.9,{text}")
 
 
+RANGE = "it must be a number from 1e-30 to 1e+30"
+
+
 @each(
     ("words", "sentence"),
     [
-        (
-            "partition none.json --machines 2 --bandwidth -1",
-            "--bandwidth is -1; it must be a number from 1e-30 to 1e+30",
-        ),
-        (
-            "partition none.json --machines 2 --memory-limit 0",
-            "--memory-limit is 0; it must be a number from 1e-30 to 1e+30",
-        ),
-        ("staleness --slow 0", "--slow is 0; it must be a number from 1e-30 to 1e+30"),
+        ("partition none.json --machines 2 --bandwidth -1", f"--bandwidth is -1; {RANGE}"),
+        ("partition none.json --machines 2 --memory-limit 0", f"--memory-limit is 0; {RANGE}"),
+        ("staleness --slow 0", f"--slow is 0; {RANGE}"),
         ("train --memory-budget 0", "--memory-budget 0.0: input should be greater than 0"),
-        (
-            "train --weights 1,inf --dp 2",
-            "--weights '1,inf': that of data-parallel rank 1 is inf; it must be a number from 1e-30 to 1e+30",
-        ),
-        (
-            "data --weights 1e-40,1 --dp 2",
-            "--weights '1e-40,1': that of data-parallel rank 0 is 1e-40; it must be a number from 1e-30 to 1e+30",
-        ),
+        ("train --weights 1,inf --dp 2", f"--weights '1,inf': that of data-parallel rank 1 is inf; {RANGE}"),
+        ("data --weights 1e-40,1 --dp 2", f"--weights '1e-40,1': that of data-parallel rank 0 is 1e-40; {RANGE}"),
     ],
 )
-def test_a_sentence_offers_only_what_is_allowed(words, sentence, capsys):
-    with pytest.raises(SystemExit) as end:
-        program.main(words.split())
-    assert (end.value.code, capsys.readouterr().err) == (2, f"minidist: {sentence}\n")
+def test_a_sentence_offers_only_what_is_allowed(words, sentence, minidist):
+    assert minidist(*words.split(), code=2).err == f"minidist: {sentence}\n"
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta", "flops", "memory_bandwidth"])

@@ -18,18 +18,9 @@ from minidist.job.train.metrics import read_metrics
 from minidist.job.train.trainer import train
 from minidist.nn.kv_cache import KeyValueCache, kv_cache_bytes
 from tests.cases import each
+from tests.jobs import SMALL_GPT
 
-GPT = {
-    "model": "gpt",
-    "layers": 2,
-    "width": 16,
-    "heads": 2,
-    "context": 8,
-    "data": "pydoc",
-    "global_batch": 8,
-    "dropout": 0.2,
-    "steps": 2,
-}
+GPT = SMALL_GPT | {"context": 8, "data": "pydoc", "global_batch": 8, "dropout": 0.2, "steps": 2}
 
 
 def trained(folder, ranks=1, **values):
@@ -227,23 +218,10 @@ def test_callbacks_see_every_step_on_every_rank(tmp_path):
     from minidist.commands.runner import run_training
 
     seen = []
-    config = TrainConfig.make(**GPT)
-    run_training(
-        config,
-        2,
-        60.0,
-        tmp_path / "t.jsonl",
-        callbacks=[lambda state: seen.append((state.rank, state.step, state.loss))],
-    )
+    keep = [lambda state: seen.append((state.rank, state.step, state.loss))]
+    run_training(TrainConfig.make(**GPT), 2, 60.0, tmp_path / "t.jsonl", callbacks=keep)
     assert sorted(step[:2] for step in seen) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert len({loss for _, step, loss in seen if step == 1}) == 1
-
-
-def test_the_builder_needs_the_vocabulary_only():
-    class Words:
-        vocab_size = 5
-
-    assert make_model(TrainConfig.make(**GPT), Words()).config.vocab_size == 5
 
 
 def test_numbers_are_printed_with_spaces_between_them(tmp_path, minidist):

@@ -1,13 +1,11 @@
 """What fits a memory budget is chosen before the job, which is the one that the chosen flag gives."""
 
 import json
-import sys
 from functools import cache
 from math import inf
 
 import pytest
 
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint.saved_model import named_checkpoint, saved_config
@@ -114,41 +112,27 @@ def test_a_number_is_needed_where_nothing_chooses_it():
             TrainConfig.make(micro_batch=wrong)
 
 
-@pytest.fixture
-def run(monkeypatch):
-    """Run a command and return its exit code."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["minidist", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        return ended.value.code
-
-    return call
-
-
 def flags(job):
     return [f"--{name.replace('_', '-')}={value}" for name, value in job.items() if name != "steps"]
 
 
-def test_a_checkpoint_has_the_number_and_a_resumed_job_keeps_it(run, tmp_path, capsys, peaks):
+def test_a_checkpoint_has_the_number_and_a_resumed_job_keeps_it(minidist, tmp_path, peaks):
     job = ["train", *flags(DATA), "--micro-batch=auto", f"--memory-budget={peaks[4]}", "--trace=none", "--json"]
     for more in (["--steps=2"], ["--steps=3", "--resume"]):
-        assert run(*job, f"--save={tmp_path}", *more) == 0
-        captured = capsys.readouterr()
+        captured = minidist(*job, f"--save={tmp_path}", *more)
         assert f"--micro-batch 4 --accumulation 3: a rank has {peaks[4]:,} B alive at a time" in captured.err
         assert max(json.loads(captured.out)["peak_bytes"]) <= peaks[4]
     assert saved_config(named_checkpoint("--save", str(tmp_path))).micro_batch == 4
 
 
-def test_a_job_file_says_auto_and_a_comparison_and_a_dry_run_choose(run, tmp_path, capsys, peaks):
+def test_a_job_file_says_auto_and_a_comparison_and_a_dry_run_choose(minidist, tmp_path, peaks):
     file = tmp_path / "job.toml"
-    assert run("train", *flags(DATA), "--steps=2", "--micro-batch=auto", "--memory-budget=1e9", "--print-config") == 0
-    file.write_text(capsys.readouterr().out)
+    job = ["train", *flags(DATA), "--steps=2", "--micro-batch=auto", "--memory-budget=1e9"]
+    file.write_text(minidist(*job, "--print-config").out)
     assert 'micro-batch = "auto"' in file.read_text()
     for command in (["compare"], ["train", "--dry-run", "--trace=none"]):
-        assert run(*command, "--config", str(file), f"--memory-budget={peaks[6]}") == 0
-        assert "--micro-batch 6 --accumulation 2: a rank has" in capsys.readouterr().err
+        said = minidist(*command, "--config", file, f"--memory-budget={peaks[6]}").err
+        assert "--micro-batch 6 --accumulation 2: a rank has" in said
 
 
 # --- a budget for each rank -----------------------------------------------------------------------------------------
@@ -243,13 +227,12 @@ def test_what_is_wrong_with_budgets_is_one_sentence(content, values, sentence, t
         fit_recompute(TrainConfig.make(**{**DEEP, "tp": 2, **values}, recompute_budget=str(file)), None)
 
 
-def test_commands_choose_what_runs_again(run, tmp_path, capsys):
+def test_commands_choose_what_runs_again(minidist, tmp_path):
     kept = peaks_of_ranks(DEEP)
     file = tmp_path / "budgets.json"
     file.write_text(json.dumps([kept[0] - 1, kept[1]]))
     for command in (["compare"], ["train", "--dry-run", "--trace=none"], ["train", "--trace=none", "--json"]):
-        assert run(*command, *flags(DEEP), "--steps=2", f"--recompute-budget={file}") == 0
-        captured = capsys.readouterr()
+        captured = minidist(*command, *flags(DEEP), "--steps=2", f"--recompute-budget={file}")
         assert "--recompute stages:0: pipeline rank" in captured.err or "--recompute stages:0: rank" in captured.err
     peaks = json.loads(captured.out)["peak_bytes"]
     assert peaks[0] < kept[0]

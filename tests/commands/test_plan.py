@@ -16,6 +16,9 @@ MEGATRON = [*GPT3, "--gpu", "a100-80gb", "--ranks", "1024", "--global-batch", "1
 FEW = ["--seq", "1024", "--ranks", "8", "--global-batch", "8"]
 SMALL = ["--layers", "2", "--hidden", "64", "--heads", "4", "--seq", "2048", "--ranks", "1", "--global-batch", "8"]
 LAYOUT = ["--dp", "8", "--tp", "8", "--pp", "16", "--cp", "1", "--vp", "1", "--zero", "1", "--micro-batch", "1"]
+TOO_LARGE = [*GPT3, "--gpu", "v100", "--global-batch", "1536", *LAYOUT, "--precision", "fp16"]
+TOO_LARGE += ["--no-sequence-parallel", "--recompute", "none"]
+GPUS = "the number of GPUs is missing; give --ranks, or all of --dp, --tp, --pp and --cp; the length of"
 
 
 def run(*arguments):
@@ -143,21 +146,12 @@ def test_what_was_given_is_not_given_as_a_reason(minidist):
 def test_a_layout_that_is_wholly_given_is_the_only_one(capsys):
     result = printed(capsys, *MEGATRON, *LAYOUT, "--sequence-parallel", "--recompute", "selective")
     (layout,) = result["layouts"]
-    assert {key: layout[key] for key in ("dp", "tp", "pp", "cp", "ep", "vp", "zero", "micro_batch")} == {
-        "dp": 8,
-        "tp": 8,
-        "pp": 16,
-        "cp": 1,
-        "ep": 1,
-        "vp": 1,
-        "zero": 1,
-        "micro_batch": 1,
-    }
+    given = {"dp": 8, "tp": 8, "pp": 16} | dict.fromkeys(("cp", "ep", "vp", "zero", "micro_batch"), 1)
+    assert {key: layout[key] for key in given} == given
     assert (layout["schedule"], layout["recompute"], layout["sequence_parallel"]) == ("1f1b", "selective", True)
     assert layout["microbatches"] == 192
     # Without --ranks the degrees are the ranks, and a layout that does not fit is shown with its reason.
-    small = [*GPT3, "--gpu", "v100", "--global-batch", "1536", *LAYOUT, "--precision", "fp16"]
-    result = printed(capsys, *small, "--no-sequence-parallel", "--recompute", "none")
+    result = printed(capsys, *TOO_LARGE)
     assert [one["fits"] for one in result["layouts"]] == [False]
     assert "v100 has 34 GB" in result["refused"][0]["reason"]
 
@@ -288,8 +282,7 @@ def test_nothing_fits(capsys, minidist):
 
 
 def test_one_layout_that_does_not_fit(minidist):
-    small = [*GPT3, "--gpu", "v100", "--global-batch", "1536", *LAYOUT, "--precision", "fp16"]
-    text = minidist(*small, "--no-sequence-parallel", "--recompute", "none", code=1).out
+    text = minidist(*TOO_LARGE, code=1).out
     assert ": 0 layouts fit\n" in text
     assert "; missing " in text
     assert "1 layout does not fit, 0 are impossible; for example" in text
@@ -327,15 +320,9 @@ def test_the_formulas_that_are_explained_give_the_numbers(capsys, minidist):
     ("arguments", "sentence"),
     [
         (["--gpu", "h100"], "--layers, --hidden, --heads are missing"),
-        (
-            ["--gpu", "h100"],
-            "the number of GPUs is missing; give --ranks, or all of --dp, --tp, --pp and --cp; the length of",
-        ),
+        (["--gpu", "h100"], GPUS),
         (["--gpu", "h100"], "give --seq, the tokens of each; the batch is missing; give --global-batch"),
-        (
-            ["--model", "gpt2"],
-            "the number of GPUs is missing; give --ranks, or all of --dp, --tp, --pp and --cp; the length",
-        ),
+        (["--model", "gpt2"], GPUS),
         (["llama-3.1-8b"], "no file 'llama-3.1-8b'; give a config.json, or --model llama-3.1-8b"),
         (["llama-7"], "or --model NAME \\(did you mean 'llama-7b'\\?\\)"),
         (["--model", "gpt2", "--layers", "3"], "--layers describes a model, and 'gpt2' is one"),

@@ -275,6 +275,23 @@ MUTATIONS = {
             "visit all ranks of a node before the next",
         ),
     ],
+    "05b.two_level_sum": [
+        ("    broadcast(inside, total)\n", "", "it has to pass it on to the other ranks of its machine"),
+        ("        all_reduce(leaders, total)\n", "        pass\n", "these are the sums of each machine"),
+        ("    all_reduce(inside, total)\n", "", "three phases: a sum inside each machine"),
+        ("        all_reduce(leaders, total)", "        total *= leaders.size", "three phases: a sum inside each"),
+        (
+            "    if is_leader:\n        all_reduce(leaders",
+            "    if True:\n        all_reduce(leaders",
+            "only one rank of each",
+        ),
+        (
+            "    if is_leader:\n        all_reduce(leaders, total)",
+            "    all_reduce(comm, total)",
+            "added more than once",
+        ),
+        ("inside = comm.split(machines[comm.rank])", "inside = comm.split(comm.rank % 2)", "too much time passes"),
+    ],
     "06.weighted_average": [
         ("gradient * count, count", "gradient, 1", "mean of the means"),
         ("/ weighted[-1]", "/ comm.size", "not by the number of ranks"),
@@ -349,6 +366,20 @@ MUTATIONS = {
             "residual[places] = 0.0",
             "residual[places] = all_gather(comm, 0 * residual)[0]",
             "a rank sends more than k values",
+        ),
+    ],
+    "06d.sign_feedback": [
+        ("corrected = gradient + residual", "corrected = gradient", "add the residual to the gradient first"),
+        ("return sums, residual", "return sums, np.zeros_like(residual)", "what a step does not send is lost"),
+        ("residual = corrected - np.where", "residual = gradient - np.where", "the residual has what this step left"),
+        ("np.abs(corrected).mean()", "np.abs(gradient).mean()", "whose signs are sent"),
+        ("np.abs(corrected).mean()", "np.abs(corrected).max()", "the mean of the absolute values, not the largest"),
+        ("total += lengths @ signs", "total += lengths @ signs / comm.size", "these are means"),
+        ("np.packbits(positive)", "np.packbits(np.append(positive, np.zeros(8, bool)))", "np.packbits makes a byte"),
+        (
+            "        total += lengths @ signs",
+            "        total += lengths @ signs\n        residual = corrected - total",
+            "subtract what this rank sends, not the sum",
         ),
     ],
     "06e.outer_step": [

@@ -16,14 +16,13 @@ LESSONS = Path(__file__).resolve().parents[2] / "lessons"
 KNOWN = """
 00.in_rank_order 00b.add_backward 00b.cross_entropy_backward 02.free_in_order 02b.adam 03.by_order 03.by_sendrecv
 03.by_requests 04.ring_all_reduce 04b.ordered_reduce_scatter 05.halving_doubling 05.choose 05b.ring_order
-06.weighted_average 06b.bucketed_reducer 06c.ssp 06d.error_feedback 06e.outer_step 06f.in_order 09.scaled_training
-09b.one_grid 09c.kept_all_reduce 09d.distil 10.pick_segments 10.recompute 10b.gradient_and_noise 10c.stages_by_time
-11.zero_step 11b.trust_ratio_step 11c.owners_compute 12.prefetch 12b.offloaded_step 14.parallel_mlp
-14.parallel_attention 14b.split_mlp 14b.split_cross_entropy 14c.slots_and_balance 14c.dispatch 16.gpipe
-16b.sync_batch_norm
-17.one_f_one_b 17b.stashing 17c.two_versions 19.zero_bubble 19b.building_block 20.place_ranks 20b.min_max_split
-22.visible 22.ring_attention 26.save 26.load 28.first_difference 28.read_once cs336.ddp cs336.ddp_tied
-cs336.sharded_optimizer cs336.fsdp cs336.fsdp_fp16 cse234.myAllreduce cse234.myAlltoall cse234.get_info
+05b.two_level_sum 06.weighted_average 06b.bucketed_reducer 06c.ssp 06d.error_feedback 06d.sign_feedback 06e.outer_step
+06f.in_order 09.scaled_training 09b.one_grid 09c.kept_all_reduce 09d.distil 10.pick_segments 10.recompute
+10b.gradient_and_noise 10c.stages_by_time 11.zero_step 11b.trust_ratio_step 11c.owners_compute 12.prefetch
+12b.offloaded_step 14.parallel_mlp 14.parallel_attention 14b.split_mlp 14b.split_cross_entropy 14c.slots_and_balance
+14c.dispatch 16.gpipe 16b.sync_batch_norm 17.one_f_one_b 17b.stashing 17c.two_versions 19.zero_bubble 19b.building_block
+20.place_ranks 20b.min_max_split 22.visible 22.ring_attention 26.save 26.load 28.first_difference 28.read_once cs336.ddp
+cs336.ddp_tied cs336.sharded_optimizer cs336.fsdp cs336.fsdp_fp16 cse234.myAllreduce cse234.myAlltoall cse234.get_info
 cse234.split_data cse234.MoE_EP cse234.naive_collect_forward_input cse234.naive_collect_forward_output
 cse234.naive_collect_backward_output cse234.naive_collect_backward_x llmsys.partition_dataset llmsys.average_gradients
 llmsys.clock_cycles puzzle.s16

@@ -555,6 +555,22 @@ def all_steps_in_one_message(comm, gradients, k):
     return sums, left
 
 
+@right("06d.sign_feedback")
+def signs_of_all_steps_in_one_message(comm, gradients):
+    steps, length = gradients.shape
+    left, sizes, signs = np.zeros(length), np.zeros(steps), np.zeros((steps, length), bool)
+    for step, gradient in enumerate(gradients):
+        left = left + gradient
+        sizes[step], signs[step] = np.mean(np.abs(left)), ~np.signbit(left)
+        left -= np.copysign(sizes[step], left)
+    own = np.concatenate([sizes.view(np.uint8), np.packbits(signs, axis=1).reshape(-1)])
+    sums = np.zeros((steps, length))
+    for row in all_gather(comm, own).reshape(comm.size, own.size):
+        theirs = np.unpackbits(row[8 * steps :].reshape(steps, -(-length // 8)), axis=1)[:, :length]
+        sums += row[: 8 * steps].copy().view(float)[:, None] * np.where(theirs, 1, -1)
+    return sums, left
+
+
 @right("09b.one_grid")
 def with_the_least_and_the_most(comm, x):
     (largest,) = all_reduce(comm, np.array([max(x.max(initial=0), -x.min(initial=0))]), "max")
@@ -785,6 +801,35 @@ def by_groups(nodes):
     for rank, node in enumerate(nodes):
         groups[node].insert(0, rank)
     return [*itertools.chain.from_iterable(groups.values())]
+
+
+@right("05b.two_level_sum")
+def by_chunks_of_all_leaders(comm, array, machines):
+    first = [machines.index(machine) for machine in sorted(set(machines))]
+    leader, total = machines.index(machines[comm.rank]), array.copy()
+    own = [rank for rank, machine in enumerate(machines) if machine == machines[comm.rank] and rank != leader]
+    if comm.rank != leader:
+        comm.send(array, leader)
+        comm.recv(total, leader)
+        return total
+    for rank in own:
+        part = np.empty_like(array)
+        comm.recv(part, rank)
+        total += part
+    chunks, me = np.array_split(total, len(first)), first.index(comm.rank)
+    for step in range(1, len(first)):
+        to, source = (me + step) % len(first), (me - step) % len(first)
+        part = np.empty_like(chunks[me])
+        comm.sendrecv(np.array_split(total, len(first))[to].copy(), first[to], part, first[source])
+        chunks[me] = chunks[me] + part
+    for step in range(1, len(first)):
+        to, source = (me + step) % len(first), (me - step) % len(first)
+        chunks[source] = np.empty_like(chunks[source])
+        comm.sendrecv(chunks[me], first[to], chunks[source], first[source])
+    total = np.concatenate(chunks)
+    for rank in own:
+        comm.send(total, rank)
+    return total
 
 
 @right("04b.ordered_reduce_scatter")

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist import cli
 from minidist.base.trace_file import read_traces
 from minidist.base.user_file import ProgramError
 from minidist.core.base.errors import MinidistError, UsageError
@@ -21,19 +20,6 @@ from tests.mpi_runner import mpiexec
 ROOT = Path(__file__).parents[2]
 COURSE = Path(__file__).with_name("cse234.py")
 EXAMPLE = ROOT / "mpi_examples" / "1_messages" / "heat.py"
-
-
-@pytest.fixture
-def minidist(monkeypatch, capfd):
-    """minidist(arguments) -> (exit code, standard output, standard error)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["minidist"])
-        with pytest.raises(SystemExit) as end:
-            cli.main(["mpi", *map(str, arguments)])
-        return (end.value.code or 0, *capfd.readouterr())
-
-    return run
 
 
 def test_every_rank_has_modules_of_its_own(tmp_path):
@@ -137,49 +123,44 @@ def test_wildcards_show_whether_the_order_matters(tmp_path, minidist):
         "else:\n    got = [comm.recv(source=MPI.ANY_SOURCE) for _ in range(3)]\n    print({})\n"
     )
     same, other = program(tmp_path, text.format("sum(got)")), program(tmp_path, text.format("got"), "other.py")
-    code, out, _ = minidist("-n", 4, "--every-order", same.source)
-    assert (code, out.splitlines()[-1]) == (0, "all 6 choices of the receives from any rank print the same")
-    code, out, _ = minidist("-n", 2, "--every-order", program(tmp_path, text.replace("(3)", "(1)"), "one.py").source)
-    assert (code, out.splitlines()[-1]) == (0, "no receive from any rank has a choice between messages")
+    every = ["mpi", "-n", 4, "--every-order"]
+    out = minidist(*every, same.source).out
+    assert out.splitlines()[-1] == "all 6 choices of the receives from any rank print the same"
+    one = program(tmp_path, text.replace("(3)", "(1)"), "one.py")
+    out = minidist("mpi", "-n", 2, "--every-order", one.source).out
+    assert out.splitlines()[-1] == "no receive from any rank has a choice between messages"
     fails = program(tmp_path, text.format("1 / (got[0] - 2)"), "fails.py")
-    code, out, _ = minidist("-n", 4, "--every-order", fails.source)
-    assert (code, "the program fails: the program raised ZeroDivisionError" in out) == (1, True)
+    out = minidist(*every, fails.source, code=1).out
+    assert "the program fails: the program raised ZeroDivisionError" in out
     for flags in (["--every-order"], ["--interleavings", 9]):
-        code, out, _ = minidist("-n", 4, *flags, other.source)
-        assert code == 1
+        out = minidist("mpi", "-n", 4, *flags, other.source, code=1).out
         assert re.search(r"rank 0 prints '\[\d, \d, \d\]' in line 1, and '\[1, 2, 3\]' in the first run", out)
     deadlock = program(tmp_path, text.format("got[0] == 1 or comm.recv(source=1, tag=8)"), "third.py")
-    code, out, _ = minidist("-n", 4, "--every-order", deadlock.source)
-    assert (code, "the program fails: deadlock" in out) == (1, True)
+    assert "the program fails: deadlock" in minidist(*every, deadlock.source, code=1).out
 
 
-def test_the_command(tmp_path, minidist, monkeypatch, capfd):
+def test_the_command(tmp_path, minidist, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "run.py").write_text("import sys\nfrom mpi4py import MPI\nprint(sys.argv[1:])\n")
-    code, out, err = minidist("-n", 2, "-m", "part.run", "--ranks", 3)
-    assert (code, out.count("['--ranks', '3']")) == (0, 2)
+    out, err = minidist("mpi", "-n", 2, "-m", "part.run", "--ranks", 3)
+    assert out.count("['--ranks', '3']") == 2
     assert "--ranks stands after the script" in err
     program(tmp_path, "from mpi4py import MPI\nMPI.COMM_WORLD.isend(b'1', 0)\n", "lost.py")
-    code, out, err = minidist("-n", 1, "--eager-bytes", 99, "--trace", "t.jsonl", "--json", "lost.py")
-    assert code == 1
+    out, err = minidist("mpi", "-n", 1, "--eager-bytes", 99, "--trace", "t.jsonl", "--json", "lost.py", code=1)
     value = json.loads(out)
     assert value["sent"] == [{"communicator": "world", "operation": "send", "messages": 1, "bytes": 16}]
     assert "never received" in value["never_received"][0]
     assert (tmp_path / "t.jsonl").exists()
     assert "written" in err
     program(tmp_path, "from mpi4py import MPI\nc = MPI.COMM_WORLD\nc.send(1, c.rank ^ 1)\nc.recv()\n", "dead.py")
-    code, _, err = minidist("-n", 2, "--trace", "dead.jsonl", "dead.py")
-    assert (code, "circle: rank 0 -> rank 1 -> rank 0" in err) == (1, True)
+    err = minidist("mpi", "-n", 2, "--trace", "dead.jsonl", "dead.py", code=1).err
+    assert "circle: rank 0 -> rank 1 -> rank 0" in err
     assert [len(trace.messages) for trace in read_traces("dead.jsonl")[0]] == [1, 1]
     for wrong in (["none.py"], ["--every-order", "--interleavings", 1, "dead.py"], ["-n", 0, "dead.py"]):
-        code, _, err = minidist(*wrong)
-        assert (code, err.count("\n")) == (2, 1)
+        assert minidist("mpi", *wrong, code=2).err.count("\n") == 1
     Path("dead.py").write_text("# to see it: minidist run dead.py\n" + Path("dead.py").read_text())
-    with pytest.raises(SystemExit) as end:
-        cli.main(["run", "dead.py", "--ranks", "2"])
-    assert end.value.code == 1
-    assert "deadlock: 2 of 2 ranks" in capfd.readouterr().err
+    assert "deadlock: 2 of 2 ranks" in minidist("run", "dead.py", "--ranks", 2, code=1).err
 
 
 def test_a_program_that_uses_no_mpi_is_said_to_run_alone(tmp_path, minidist):
@@ -187,8 +168,7 @@ def test_a_program_that_uses_no_mpi_is_said_to_run_alone(tmp_path, minidist):
     (tmp_path / "hello.py").write_text("from mpi4py import MPI\n\nMPI.COMM_WORLD.Get_rank()\n")
     said = "does not name mpi4py: each of 2 ranks has run it alone, and none has sent anything\n"
     for name, words in (("alone.py", said), ("hello.py", "")):
-        code, _, err = minidist("--ranks", 2, tmp_path / name)
-        assert code == 0
+        err = minidist("mpi", "--ranks", 2, tmp_path / name).err
         assert err.endswith(words)
         assert bool(err) == bool(words)
 
@@ -197,19 +177,17 @@ def test_the_pages_of_the_command_say_what_it_prints(tmp_path, minidist, monkeyp
     page = (ROOT / "docs" / "mpi.md").read_text()
     (text,) = re.findall(r"<!-- ring.py -->\n```python\n(.*?)```", page, flags=re.S)
     program(tmp_path, text, "ring.py")
-    for block, folder in zip(
-        re.findall(r"```console\n\$ minidist mpi (.*?)```", page, flags=re.S), (ROOT, tmp_path), strict=True
-    ):
+    blocks = re.findall(r"```console\n\$ minidist mpi (.*?)```", page, flags=re.S)
+    for block, folder, code in zip(blocks, (ROOT, tmp_path), (0, 1), strict=True):
         command, *shown = block.splitlines()
         monkeypatch.chdir(folder)
-        _, out, err = minidist(*command.split())
+        out, err = minidist("mpi", *command.split(), code=code)
         assert (out + err).splitlines() == shown
 
 
 @pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec")
 def test_the_example_prints_the_same_under_mpiexec(minidist):
-    code, out, _ = minidist("--ranks", 2, EXAMPLE)
-    assert code == 0
+    out = minidist("mpi", "--ranks", 2, EXAMPLE).out
     real = subprocess.run([mpiexec(), "-n", "2", sys.executable, EXAMPLE], capture_output=True, text=True, timeout=60)
     assert real.stdout == out.splitlines(keepends=True)[0]
     assert "2 ranks: heat" in real.stdout
@@ -218,8 +196,7 @@ def test_the_example_prints_the_same_under_mpiexec(minidist):
 
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_what_a_course_demands_of_its_assignments_is_met_on_simulated_ranks(minidist, ranks):
-    code, out, err = minidist("--ranks", ranks, COURSE)
-    assert (code, out.splitlines()[:1]) == (0, [f"{ranks} ranks passed"]), err
+    assert minidist("mpi", "--ranks", ranks, COURSE).out.splitlines()[:1] == [f"{ranks} ranks passed"]
 
 
 @pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec")

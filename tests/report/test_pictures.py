@@ -367,6 +367,53 @@ def test_lanes_show_the_link_to_the_host():
     assert exposed(world.traces, 0) == pytest.approx(2e-3)  # the way up; the way down is hidden
 
 
+def test_lanes_show_what_the_host_computes_in_a_row_for_itself():
+    from minidist.parallel import HostPool
+
+    def main(comm):
+        pool = HostPool(comm, bandwidth=1e6, host_bandwidth=7e6)
+        comm.compute(seconds=1e-3, name="backward")
+        pool.start_store(np.ones(250), "gradient").wait()
+        pool.step_of(2000)
+
+    world = SimWorld(1)
+    world.run(main)
+    axes = draw("lanes", world.traces).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["compute", "host computes"]
+    bars = [bar for bar in axes.patches if bar.get_gid() == "compute"]
+    assert [round(bar.get_y() + bar.get_height() / 2) for bar in bars] == [0, 1]
+
+
+def test_lanes_show_messages_of_two_streams_at_once_in_two_bands():
+    def main(comm, twice):
+        works = [all_reduce(each_one, np.ones(4), async_op=True) for each_one in [comm.dup(), comm.dup()][: 1 + twice]]
+        for work in works:
+            work.wait()
+
+    for twice, heights in ((False, [0.6]), (True, [0.3])):
+        world = SimWorld(2)
+        world.run(main, twice)
+        sends = [bar for bar in draw("lanes", world.traces).axes[0].patches if bar.get_gid() == "send"]
+        assert {round(bar.get_height(), 6) for bar in sends} == {*heights}
+        assert len({round(bar.get_y(), 6) for bar in sends}) == 1 + twice
+
+
+def test_lanes_tell_messages_of_two_purposes_apart():
+    def main(comm, purposes):
+        for each_one in purposes:
+            with purpose(each_one):
+                all_reduce(comm, np.ones(4))
+
+    for purposes, colours in ((["gradient_reduce"], 1), (["gradient_reduce", "parameter_gather"], 2)):
+        world = SimWorld(2)
+        world.run(main, purposes)
+        figure = draw("lanes", world.traces)
+        sends = [bar.get_facecolor() for bar in figure.axes[0].patches if bar.get_gid() == "send"]
+        assert len(set(sends)) == colours, purposes
+        legend = {text.get_text() for text in figure.legends[0].get_texts()}
+        assert (set(purposes) <= legend) == (colours == 2), legend
+
+
 def test_lanes_show_what_overlaps():
     def main(comm):
         work = all_reduce(comm, np.ones(9), async_op=True)

@@ -1,5 +1,15 @@
 """Programs of torch.distributed for the tests: each is a source text, run on ranks as a file."""
 
+import pytest
+
+
+def run_source(folder, source, ranks, name="program.py", **options):
+    """The run of a source text as a file."""
+    program = pytest.importorskip("minidist.debug.torch_ranks.program")
+    (folder / name).write_text(source)
+    return program.run_on_ranks(program.load_program(str(folder / name)), ranks, **options)
+
+
 DDP = """
 import torch, torch.distributed as dist, torch.nn as nn
 

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from minidist.core.base.errors import MinidistError, UsageError
+from tests.torch_ranks.programs import run_source
 
 torch = pytest.importorskip("torch")
 program = pytest.importorskip("minidist.debug.torch_ranks.program")
@@ -47,8 +48,7 @@ CALLS = [
 
 def run(source, tmp_path, ranks=2, settings=CPU):
     """A run of a source text as a file."""
-    (tmp_path / "named.py").write_text(source)
-    return program.run_on_ranks(program.load_program(str(tmp_path / "named.py")), ranks, settings=settings)
+    return run_source(tmp_path, source, ranks, "named.py", settings=settings)
 
 
 def test_a_device_is_the_cpu_however_it_is_written(tmp_path):

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from minidist import cli
 from minidist.core.base.errors import DeadlockError, MinidistError, UsageError
 from minidist.debug.results import bytes_by_operation
+from tests.torch_ranks.programs import run_source
 
 torch = pytest.importorskip("torch")
 program = pytest.importorskip("minidist.debug.torch_ranks.program")
@@ -24,9 +24,7 @@ MAIN = "if __name__ == '__main__':\n"
 
 def run(source, tmp_path, ranks=4, **settings):
     """A run of a source text as a file."""
-    (tmp_path / "started.py").write_text(source)
-    loaded = program.load_program(str(tmp_path / "started.py"))
-    return program.run_on_ranks(loaded, ranks, settings=program.Settings(**settings))
+    return run_source(tmp_path, source, ranks, "started.py", settings=program.Settings(**settings))
 
 
 STARTS = {
@@ -195,22 +193,13 @@ def test_a_rank_waits_in_a_store_for_another_one(tmp_path):
         run(HEAD + "if os.environ['RANK'] == '1':\n    dist.TCPStore('localhost', 1).get('never')\n", tmp_path, 2)
 
 
-def command(capsys, *words):
-    """(exit code, standard output, standard error) of `minidist torch`."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["torch", *words])
-    out = capsys.readouterr()
-    return ended.value.code or 0, out.out, out.err
-
-
-def test_a_program_that_does_not_communicate_is_no_success(tmp_path, capsys):
+def test_a_program_that_does_not_communicate_is_no_success(tmp_path, minidist):
     for source in "print('not enough GPUs')\n", "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=0)\n":
         (tmp_path / "nothing.py").write_text(source)
-        code, _, err = command(capsys, "--ranks", "2", str(tmp_path / "nothing.py"))
-        assert (code, "no rank has communicated" in err) == (3, True)
+        assert "no rank has communicated" in minidist("torch", "--ranks", 2, tmp_path / "nothing.py", code=3).err
 
 
-def test_flags_of_torch_distributed_launch_and_modules(tmp_path, capsys, monkeypatch):
+def test_flags_of_torch_distributed_launch_and_modules(tmp_path, minidist, monkeypatch):
     (tmp_path / "package").mkdir()
     source = "import sys, torch.distributed as dist\ndist.init_process_group()\nprint(sys.argv[1:])\n"
     (tmp_path / "package" / "__main__.py").write_text(source)
@@ -218,16 +207,16 @@ def test_flags_of_torch_distributed_launch_and_modules(tmp_path, capsys, monkeyp
         source + "import argparse\nargparse.ArgumentParser().add_argument('--local_rank')\n"
     )
     monkeypatch.chdir(tmp_path)
-    _, out, _ = command(capsys, "--ranks", "2", "-m", "package", "--lr", "3", "-m")
+    out = minidist("torch", "--ranks", 2, "-m", "package", "--lr", 3, "-m").out
     assert out.count("['--lr', '3', '-m']\n") == 2
-    _, out, _ = command(capsys, "--ranks", "2", "old.py", "--ranks", "7")
+    out = minidist("torch", "--ranks", 2, "old.py", "--ranks", 7).out
     assert out.startswith("['--local_rank=0', '--ranks', '7']\n['--local_rank=1', '--ranks', '7']\n")
-    _, out, _ = command(capsys, "--ranks", "2", "old.py", "--local-rank=5")
+    out = minidist("torch", "--ranks", 2, "old.py", "--local-rank=5").out
     assert out.startswith("['--local-rank=5']\n" * 2)
     assert "package" not in sys.modules
 
 
-def test_every_run_begins_alike_so_that_no_race_is_seen_where_there_is_none(tmp_path, capsys):
+def test_every_run_begins_alike_so_that_no_race_is_seen_where_there_is_none(tmp_path, minidist):
     (tmp_path / "drawn.py").write_text(
         "import random, numpy, torch, torch.distributed as dist\n"
         "x = torch.rand(1).item(), random.random(), numpy.random.rand()\n"
@@ -237,8 +226,7 @@ def test_every_run_begins_alike_so_that_no_race_is_seen_where_there_is_none(tmp_
     numbers = []
     for words in ["--interleavings", "2"], [], ["--seed", "1"]:
         torch.rand(1)  # whatever the process has drawn before
-        code, out, _ = command(capsys, "--ranks", "2", *words, str(tmp_path / "drawn.py"))
-        assert code == 0, out
+        out = minidist("torch", "--ranks", 2, *words, tmp_path / "drawn.py").out
         numbers.append(re.findall(r"0\.\d+", out.splitlines()[0]))
     assert len(numbers[0]) == 3
     assert numbers[0] == numbers[1]

@@ -10,10 +10,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from minidist import cli
 from minidist.base.trace_file import read_traces
 from minidist.core.base.errors import MinidistError, UsageError
 from tests.torch_ranks import programs
+from tests.torch_ranks.programs import run_source
 
 torch = pytest.importorskip("torch")
 run_on_ranks, load_program, as_arrays = (
@@ -94,28 +94,19 @@ def test_a_broken_program_has_its_report(name, tmp_path):
     if VERSION < (2, 7) and name == "a collective of a group without this rank's partner":
         pytest.skip("this PyTorch does not say that a collective is not asynchronous: the wait is reported")
     source, parts = programs.BROKEN[name]
-    (tmp_path / "broken.py").write_text(source)
     with pytest.raises(MinidistError) as raised:
-        run_on_ranks(load_program(str(tmp_path / "broken.py")), 3)
+        run_source(tmp_path, source, 3, "broken.py")
     for part in parts:
         assert part in str(raised.value)
 
 
 def test_an_exception_of_the_program_has_its_lines_only(tmp_path):
-    (tmp_path / "broken.py").write_text(programs.HEAD + "if r == 1:\n    [][3]\ndist.barrier()\n")
-    with pytest.raises(MinidistError, match="the program raised IndexError") as raised:
-        run_on_ranks(load_program(str(tmp_path / "broken.py")), 3)
-    assert 'broken.py", line 6' in str(raised.value)
-    assert "torch_ranks" not in str(raised.value)
-    assert "raised on rank 1 of 3" in str(raised.value)
-
-
-def test_a_rank_that_exits_with_an_error_is_named(tmp_path):
-    (tmp_path / "broken.py").write_text(programs.HEAD + "if r == 1:\n    raise SystemExit(3)\ndist.barrier()\n")
-    with pytest.raises(MinidistError, match="the program raised SystemExit: 3") as raised:
-        run_on_ranks(load_program(str(tmp_path / "broken.py")), 3)
-    assert 'broken.py", line 6' in str(raised.value)
-    assert "raised on rank 1 of 3" in str(raised.value)
+    for raises, found in (("[][3]", "IndexError"), ("raise SystemExit(3)", "SystemExit: 3")):
+        with pytest.raises(MinidistError, match=f"the program raised {found}") as raised:
+            run_source(tmp_path, programs.HEAD + f"if r == 1:\n    {raises}\ndist.barrier()\n", 3, "broken.py")
+        assert 'broken.py", line 6' in str(raised.value)
+        assert "torch_ranks" not in str(raised.value)
+        assert "raised on rank 1 of 3" in str(raised.value)
 
 
 def test_every_collective_of_torch():
@@ -130,7 +121,7 @@ def test_every_rank_begins_with_the_random_numbers_of_the_process():
 
 
 def test_random_numbers_and_the_environment_belong_to_a_rank(tmp_path):
-    (tmp_path / "own.py").write_text(
+    source = (
         programs.HEAD
         + "import random, numpy\ntorch.manual_seed(r); random.seed(r); numpy.random.seed(r)\ndist.barrier()\n"
         + "mine = torch.rand(1).item(), random.random(), numpy.random.rand()\n"
@@ -138,8 +129,7 @@ def test_random_numbers_and_the_environment_belong_to_a_rank(tmp_path):
         + "assert mine == (torch.rand(1).item(), random.random(), numpy.random.rand())\n"
         + "assert os.environ['RANK'] == os.environ['LOCAL_RANK'] == str(r) == str(dist.get_rank())\nprint(mine)\n"
     )
-    run = run_on_ranks(load_program(str(tmp_path / "own.py")), 3)
-    assert len(set(run.outputs)) == 3
+    assert len(set(run_source(tmp_path, source, 3).outputs)) == 3
 
 
 def test_a_run_leaves_torch_as_it_was(module):
@@ -160,26 +150,25 @@ def test_a_rank_that_does_not_communicate_is_reported_at_its_line(tmp_path):
         (computes, "computed for more than"),
         (computes.replace("r += 0", "time.sleep(9)"), "blocked"),
     ):
-        (tmp_path / "still.py").write_text("import time\n" + source)
         with pytest.raises(MinidistError, match=f"rank 1 .*{words}.*still.py:[78]") as raised:
-            run_on_ranks(load_program(str(tmp_path / "still.py")), 2, timeout=0.4)
+            run_source(tmp_path, "import time\n" + source, 2, "still.py", timeout=0.4)
         assert "rank_thread" not in str(raised.value)
 
 
 def test_ranks_with_unlike_numbers_of_batches_are_reported_at_their_line(tmp_path):
-    (tmp_path / "uneven.py").write_text(
+    source = (
         programs.HEAD
         + "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
         + "for _ in range(3 - (r == 0)):\n    net(t).sum().backward()\n"
     )
     with pytest.raises(MinidistError, match="rank 0 has returned") as raised:
-        run_on_ranks(load_program(str(tmp_path / "uneven.py")), 2)
+        run_source(tmp_path, source, 2, "uneven.py")
     lines = set(re.findall(r"at (\S+:\d+)", str(raised.value)))
     assert {line.rpartition("/")[2] for line in lines} == {"uneven.py:7"}
 
 
 def test_the_tensors_of_a_call_are_named_and_who_skips_one(tmp_path, capsys):
-    (tmp_path / "skips.py").write_text(
+    source = (
         programs.HEAD
         + "for step in range(3):\n    for shape in ((2, 3), (5,), (4,)):\n"
         + "        if (r, step, shape) != (1, 1, (2, 3)):\n            dist.all_reduce(torch.ones(shape))\n"
@@ -190,16 +179,14 @@ def test_the_tensors_of_a_call_are_named_and_who_skips_one(tmp_path, capsys):
         ".py:8; rank 1 made no call like call 3 of rank 0, and its later calls are rank 0's, one earlier"
     )
     with pytest.raises(MinidistError, match=words):
-        run_on_ranks(load_program(str(tmp_path / "skips.py")), 3)
+        run_source(tmp_path, source, 3, "skips.py")
     assert "step 1" not in capsys.readouterr().out
 
 
 def test_a_wrong_rank_is_refused(tmp_path):
-    (tmp_path / "wrong.py").write_text(
-        "import torch.distributed as d\nd.init_process_group('gloo', rank=3, world_size=4)\n"
-    )
+    source = "import torch.distributed as d\nd.init_process_group('gloo', rank=3, world_size=4)\n"
     with pytest.raises(UsageError, match=r"init_process_group\(rank=3\) on rank 0 of 2"):
-        run_on_ranks(load_program(str(tmp_path / "wrong.py")), 2)
+        run_source(tmp_path, source, 2)
 
 
 GROUPLESS = """
@@ -220,83 +207,64 @@ def in_half():
 """
 
 
-def command(capsys, *words):
-    """(exit code, standard output, standard error) of `minidist torch`."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["torch", *words])
-    out = capsys.readouterr()
-    return ended.value.code or 0, out.out, out.err
-
-
-def test_the_command_compares_with_one_device(tmp_path, capsys):
+def test_the_command_compares_with_one_device(tmp_path, minidist):
     path = tmp_path / "mine.py"
     path.write_text(programs.DDP)
-    code, out, _ = command(capsys, "--ranks", "2", "--compare", f"{path}:one_device", f"{path}:ddp")
-    assert code == 0
-    assert "equal: 2 ranks and one device return the same" in out
-    code, out, _ = command(
-        capsys, "--ranks", "2", "--json", "--compare", f"{path}:one_device", f"{path}:forgets_to_divide"
-    )
-    report = json.loads(out)
-    assert (code, report["compared"]["equal"]) == (1, False)
+    compare = ["torch", "--ranks", 2, "--compare", f"{path}:one_device"]
+    assert "equal: 2 ranks and one device return the same" in minidist(*compare, f"{path}:ddp").out
+    report = json.loads(minidist(*compare, "--json", f"{path}:forgets_to_divide", code=1).out)
+    assert not report["compared"]["equal"]
     # Each of 4 tensors of 212 elements in all, summed around a ring of 2: every element once per rank.
     assert [(r["operation"], r["group"], r["bytes"]) for r in report["sent"]] == [
         ("all_reduce/ring", "default_pg", 2 * 4 * 212)
     ]
 
 
-def test_the_command_begins_the_group_and_knows_what_rounding_does(tmp_path, capsys):
+def test_the_command_begins_the_group_and_knows_what_rounding_does(tmp_path, minidist):
     """Functions that call no init_process_group; of them one whose first call is DistributedDataParallel's."""
     path = tmp_path / "mine.py"
     path.write_text(
         programs.DDP.replace("    dist.init_process_group('nccl')\n", "").replace('("nccl")', "") + GROUPLESS
     )
-    compare = ["--ranks", "2", "--compare", f"{path}:one_device"]
-    code, out, _ = command(capsys, *compare, f"{path}:wrapped")
-    assert (code, "equal: 2 ranks" in out) == (0, True), out
-    code, out, _ = command(capsys, *compare, f"{path}:summed")
-    assert code == 1
+    compare = ["torch", "--ranks", 2, "--compare", f"{path}:one_device"]
+    assert "equal: 2 ranks" in minidist(*compare, f"{path}:wrapped").out
+    out = minidist(*compare, f"{path}:summed", code=1).out
     assert "each of the 8 tensors that differ is 2 times (the world has 2 ranks) that of one device" in out
-    code, out, _ = command(capsys, *compare, f"{path}:in_half")
-    assert code == 1
-    code, out, _ = command(capsys, *compare, "--rounding", "bf16", f"{path}:in_half")
-    assert (code, "within 0.03125 of a tensor's largest entry" in out) == (0, True), out
-    code, _, _ = command(capsys, *compare, "--rounding", "bf16", f"{path}:summed")
-    assert code == 1
+    minidist(*compare, f"{path}:in_half", code=1)
+    out = minidist(*compare, "--rounding", "bf16", f"{path}:in_half").out
+    assert "within 0.03125 of a tensor's largest entry" in out
+    minidist(*compare, "--rounding", "bf16", f"{path}:summed", code=1)
 
 
-def test_the_commands_of_the_page_print_what_it_says(tmp_path, capsys, monkeypatch):
+def test_the_commands_of_the_page_print_what_it_says(tmp_path, minidist, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
     for name, text in re.findall(r"<!-- (\S+) -->\n```python\n(.*?)```", page, flags=re.S):
         Path(name).write_text(text)
     blocks = re.findall(r"```console\n\$ minidist torch (.*?)\n(.*?)```", page, flags=re.S)
-    assert len(blocks) == 4
-    for words, shown in blocks:
-        _, out, err = command(capsys, *words.split())
+    for (words, shown), code in zip(blocks, (1, 1, 1, 0), strict=True):
+        out, err = minidist("torch", *words.split(), code=code)
         printed = err.removeprefix("every rank's random numbers begin with --seed 0\n") + out
         # Rounding errors differ from one BLAS to another.
         assert re.sub(r"difference \S+", "", printed) == re.sub(r"difference \S+", "", shown)
 
 
-def test_the_trace_of_a_hang_is_written(tmp_path, capsys):
+def test_the_trace_of_a_hang_is_written(tmp_path, minidist):
     (tmp_path / "ring.py").write_text(programs.HEAD + "dist.all_reduce(t)\ndist.recv(t, (r + 1) % n)\n")
     trace = tmp_path / "hang.jsonl"
-    code, _, err = command(capsys, "--ranks", "3", "--trace", str(trace), str(tmp_path / "ring.py"))
-    assert (code, "deadlock: 3 of 3" in err) == (1, True)
+    assert "deadlock: 3 of 3" in minidist("torch", "--ranks", 3, "--trace", trace, tmp_path / "ring.py", code=1).err
     assert [len(of_rank.sent()) for of_rank in read_traces(trace)[0]] == [4] * 3
 
 
-def test_interleavings_find_a_race(tmp_path, capsys):
+def test_interleavings_find_a_race(tmp_path, minidist):
     (tmp_path / "race.py").write_text(
         programs.HEAD + "if r:\n    dist.send(t, 0)\nelse:\n    print([dist.recv(t) for _ in range(n - 1)])\n"
     )
-    code, out, _ = command(capsys, "--interleavings", "8", str(tmp_path / "race.py"))
-    assert code == 1
+    out = minidist("torch", "--interleavings", 8, tmp_path / "race.py", code=1).out
     assert re.search(r"order \d of 8: rank 0 prints '\[.*\]' in line 1", out)
     (tmp_path / "none.py").write_text(programs.HEAD + "dist.all_reduce(t)\nprint(t, __import__('sys').argv[1:])\n")
-    code, out, _ = command(capsys, "--interleavings", "3", str(tmp_path / "none.py"), "--lr", "3")
-    assert (code, out.count("['--lr', '3']")) == (0, 16)
+    out = minidist("torch", "--interleavings", 3, tmp_path / "none.py", "--lr", 3).out
+    assert out.count("['--lr', '3']") == 16
     assert "3 other orders of the ranks print and send the same" in out
 
 
@@ -312,7 +280,5 @@ def test_interleavings_find_a_race(tmp_path, capsys):
         (["--rounding", "bf16", "--tolerance", "0.1", "--compare", "n.py:f", "n.py:g"], "leave one out"),
     ],
 )
-def test_wrong_input_ends_with_2(words, part, capsys):
-    code, _, err = command(capsys, *words)
-    assert code == 2
-    assert part in err
+def test_wrong_input_ends_with_2(words, part, minidist):
+    assert part in minidist("torch", *words, code=2).err

@@ -6,21 +6,17 @@ import pytest
 
 from minidist.comm.errors import BufferReuseError
 from minidist.core.base.errors import MinidistError
-from tests.torch_ranks.programs import HEAD
+from tests.torch_ranks.programs import HEAD, run_source
 
 torch = pytest.importorskip("torch")
-run_on_ranks, load_program, Settings = (
-    getattr(pytest.importorskip("minidist.debug.torch_ranks.program"), name)
-    for name in ("run_on_ranks", "load_program", "Settings")
-)
+Settings = pytest.importorskip("minidist.debug.torch_ranks.program").Settings
 pytestmark = pytest.mark.peers
 
 
 def said(tmp_path, source, **options):
     """The races of a program on 2 ranks; "" for none."""
-    (tmp_path / "race.py").write_text(HEAD + source)
     try:
-        run_on_ranks(load_program(str(tmp_path / "race.py")), 2, **options)
+        run_source(tmp_path, HEAD + source, 2, "race.py", **options)
     except BufferReuseError as error:
         return re.sub(r"\S*/race", "race", str(error))
     return ""
@@ -109,15 +105,14 @@ def test_what_is_no_race(tmp_path):
 
 
 def test_a_race_is_a_note_of_the_error_that_it_leads_to(tmp_path):
-    (tmp_path / "race.py").write_text(HEAD + PAIR.format("t.fill_(9)", "") + "if r:\n    dist.recv(t, 0)\n")
     with pytest.raises(MinidistError, match="deadlock") as raised:
-        run_on_ranks(load_program(str(tmp_path / "race.py")), 2)
+        run_source(tmp_path, HEAD + PAIR.format("t.fill_(9)", "") + "if r:\n    dist.recv(t, 0)\n", 2)
     assert [("isend" in note, raised.value.__notes__.count(note)) for note in raised.value.__notes__] == [(True, 1)]
 
 
 def test_processes_and_synchronized_devices_are_watched_and_waited_for(tmp_path):
     """The error of a process is that of the program that has started it, too: a race stands in it once."""
-    (tmp_path / "spawned.py").write_text(
+    source = (
         "import os, torch, torch.distributed as dist, torch.multiprocessing as mp\n"
         "def main(r, n):\n    dist.init_process_group('gloo', rank=r, world_size=n)\n    t = torch.ones(4)\n"
         "    w = dist.all_reduce(t, async_op=True)\n    t.sum()\n    w.wait()\n    dist.all_reduce(torch.ones(4 + r))\n"
@@ -125,10 +120,9 @@ def test_processes_and_synchronized_devices_are_watched_and_waited_for(tmp_path)
         "    mp.spawn(main, (2,), 2)\n"
     )
     with pytest.raises(MinidistError, match=r"all_reduce of float32\[4\] on rank 0 and of float32\[5\]") as raised:
-        run_on_ranks(load_program(str(tmp_path / "spawned.py")), 2)
+        run_source(tmp_path, source, 2)
     races = [note for note in raised.value.__notes__ if "is read by sum" in note]
     assert [note[:6] for note in races] == ["rank 0", "rank 1"]
 
     source = "t = t.cuda()\ndist.all_reduce(t, async_op=True)\ntorch.cuda.synchronize()\nassert t[0] == n\n"
-    (tmp_path / "device.py").write_text(HEAD + source)
-    run_on_ranks(load_program(str(tmp_path / "device.py")), 2, settings=Settings(cuda="cpu"))
+    run_source(tmp_path, HEAD + source, 2, settings=Settings(cuda="cpu"))

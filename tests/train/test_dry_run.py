@@ -34,9 +34,7 @@ def run(ranks, meta, settings, monkeypatch):
         original(self, purpose, nbytes)
 
     def program(comm):
-        if not meta:
-            return train(comm, config)
-        with creating_meta():
+        with creating_meta() if meta else nullcontext():
             return train(comm, config)
 
     config = TrainConfig.make(**{**SMALL, **settings})

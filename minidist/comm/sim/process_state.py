@@ -34,7 +34,7 @@ class ProcessState:
         self.owner = 0  # whose state the process has
         self.kept: dict[int, Any] = {}
         self.loops: dict[int, Any] = {}
-        self.folder = _folder()
+        self.folder = folder_now()
         self.asyncio: Any = sys.modules.get("asyncio")  # where the program has imported it
         words = _words()
         self.drawn, self.seed, self.numpy = words or (ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64())
@@ -42,7 +42,7 @@ class ProcessState:
         self.words: Any = self.words_now(self)
         # Reading the states takes as long as a short run, and nothing has drawn where the words are the same.
         if words is None or self.words != self._last[0]:
-            type(self)._last = self.words, _states()
+            type(self)._last = self.words, random_states()
         self.beginning = self._last[1]
         # A normal deviate that waits to be drawn changes no word when it is.
         if words is None or self.beginning[0][2] is not None or bool(self.beginning[1]["has_gauss"]):
@@ -56,8 +56,8 @@ class ProcessState:
         if self.words == self.words_now(self):
             return
         self.words = None, None, None
-        self.kept[before] = _states()
-        _set(self.kept.get(rank, self.beginning))
+        self.kept[before] = random_states()
+        set_random_states(self.kept.get(rank, self.beginning))
 
     def _switch_loops(self, rank: int) -> None:
         events = self.asyncio.events
@@ -68,9 +68,9 @@ class ProcessState:
 
     def returned(self, rank: int, size: int) -> None:
         """Warn when a rank of several has changed the working directory, which belongs to all of them."""
-        if size > 1 and self.folder and _folder() != self.folder:
+        if size > 1 and self.folder and (folder := folder_now()) != self.folder:
             warnings.warn(
-                f"rank {rank} has changed the working directory from {self.folder!r} to {_folder()!r}; simulated ranks"
+                f"rank {rank} has changed the working directory from {self.folder!r} to {folder!r}; simulated ranks"
                 " share it, and processes of mpiexec have one each: use whole paths instead of os.chdir",
                 stacklevel=2,
             )
@@ -82,18 +82,21 @@ class ProcessState:
             self.give_to(0)
 
 
-def _folder() -> str:
+def folder_now() -> str:
+    """Return the working directory; "" when it has been removed."""
     try:  # each rank asks
         return os.getcwd()
-    except OSError:  # it has been removed
+    except OSError:
         return ""
 
 
-def _states() -> tuple[Any, Any]:
+def random_states() -> tuple[Any, Any]:
+    """Return the states of the generators of Python and of NumPy."""
     return random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
 
 
-def _set(states: tuple[Any, Any]) -> None:
+def set_random_states(states: tuple[Any, Any]) -> None:
+    """Give the generators other states."""
     random.setstate(states[0])
     np.random.set_state(states[1])  # noqa: NPY002
 

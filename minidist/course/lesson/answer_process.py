@@ -205,6 +205,7 @@ def run(
         len(question.inputs),
         question.most,
         channel,
+        links=job.task.links,
         eager_bytes=BUFFERED if question.buffered else 0,
         timeout=job.compute_s,
     )

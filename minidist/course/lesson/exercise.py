@@ -16,6 +16,7 @@ import numpy as np
 
 from minidist.base.traces import Trace
 from minidist.core.base.errors import UsageError, nearest, quoted
+from minidist.core.comm.sim.matching import LinkModel
 from minidist.course.lesson.numbers import current
 from minidist.course.lesson.one_rank import Task
 from minidist.course.lesson.plain import form
@@ -148,6 +149,7 @@ class Exercise:
     - least(case): the messages and the bytes, of all ranks together, without which ranks cannot know what they return.
     - limits: metrics that must not exceed par, each the most by one rank (time: of the whole run); "memory" is the peak
       in trace.memory, which `answer` or the function must have filled (see `base.memory`).
+    - links: of the simulated world, where they are not the usual ones.
     - forbidden: methods of comm that the exercise does without.
     - written_by_hand: functions of minidist, or modules of them, that the answer must not call.
     - par: the case on which par is printed.
@@ -169,6 +171,7 @@ class Exercise:
     draw: Callable[[np.random.Generator], Case] | None = draw_standard
     limits: tuple[str, ...] = ()
     least: Callable[[Case], Least] | None = None
+    links: LinkModel | None = None
     forbidden: tuple[str, ...] = ()
     written_by_hand: tuple[str, ...] = ()
     communicates: bool = True
@@ -182,7 +185,9 @@ class Exercise:
     @property
     def task(self) -> Task:
         """What the process of an answer gets of the exercise."""
-        return Task(self.setup, self.answer, self.communicates, self.forbidden, self.written_by_hand, self.generator)
+        return Task(
+            self.setup, self.answer, self.communicates, self.forbidden, self.written_by_hand, self.generator, self.links
+        )
 
     def drawn(self, seed: int) -> list[Case]:
         """Return the cases that a seed draws, the smallest first."""

@@ -41,7 +41,7 @@ def page(source: Path) -> str:
             f"{quoted_path(source)} has no line '# # {number} TITLE' with its minutes below; is it a lesson?"
         )
 
-    parts = [f"# {title[1]}", f"{minutes[1]} The exercises take as long again."]
+    parts = [f"# {title[1]}", f"{minutes[1]} The exercises, 5 to 10 of these minutes, may take longer."]
     if takeaway := re.search(r"^# ## \d+ Takeaway\n#\n(.*?)\n(?:\n|#\n# ## )", text, re.MULTILINE | re.DOTALL):
         parts.append("## What students take away\n\n" + re.sub(r"^# ?", "", takeaway[1], flags=re.MULTILINE))
     parts += [_exercise(exercise) for exercise in exercises_of(number)]

@@ -12,6 +12,7 @@ from typing import Any
 from minidist.comm.has_run import has_run
 from minidist.core.base.errors import MinidistError, UsageError
 from minidist.core.comm import Comm
+from minidist.core.comm.sim.matching import LinkModel
 from minidist.course.lesson.plain import form, plain
 
 
@@ -25,6 +26,7 @@ class Task:
     forbidden: tuple[str, ...]
     written_by_hand: tuple[str, ...]
     generator: bool = False
+    links: LinkModel | None = None
 
 
 class ForbiddenCallError(UsageError):

@@ -58,14 +58,11 @@ def rank_0_saves(right: Any, comm: Any, *arguments: Any) -> Any:
     return right(comm, *arguments) if comm.rank == 0 else None
 
 
-def state_of_rank_0(patch: Patch) -> None:
+@replaces(resume, "_state")
+def state_of_rank_0(right: Any, checkpoint: Any, axes: Any, held: Any, before: str) -> Any:
     """every rank restores the optimizer state of rank 0's elements"""
-    right = resume._state
-    patch.setattr(
-        resume,
-        "_state",
-        lambda checkpoint, axes, p, start, stop, before: right(checkpoint, axes, p, 0, stop - start, before),
-    )
+    parameter, start, stop = held
+    return right(checkpoint, axes, (parameter, 0, stop - start), before)
 
 
 def kept_by_the_graph(patch: Patch) -> None:

@@ -144,8 +144,8 @@ class Log:
         """Whether records give ranks of the job; those of older versions of PyTorch give the ranks in a group only."""
         return any(event.who.rank is not None for event in self.events)
 
-    def __bool__(self) -> bool:
-        return bool(self.events or self.findings or self.differing)
+    def __len__(self) -> int:
+        return len(self.events) + len(self.findings) + len(self.differing)
 
 
 class Reader:
@@ -164,9 +164,9 @@ class Reader:
         label = LABEL.match(line)
         of_line = int(label[1] or label[2] or label[3]) if label else self.of_file
         for record in records(line):
-            before = len(self.log.events), len(self.log.findings), len(self.log.differing)
+            before = len(self.log)
             rank = self.record(record, of_line)
-            if before == (len(self.log.events), len(self.log.findings), len(self.log.differing)):
+            if before == len(self.log):
                 continue
             if rank is None:
                 self.log.nameless = True
@@ -322,12 +322,12 @@ def is_default(name: str, description: str) -> bool:
 def read_log(path: Path, log: Log, rank: int | None = None) -> bool:
     """Read a file into `log`; return whether it tells of a hang. rank: whose it is, where its lines do not say so."""
     reader = Reader(log, rank)
-    before = len(log.events), len(log.findings), len(log.differing)
+    before = len(log)
     try:
         for line in log_lines(path):
             reader.line(line)
     except (OSError, EOFError, zlib.error):
         pass  # a file that has been cut, or cannot be read to its end: what was read counts
-    told = before != (len(log.events), len(log.findings), len(log.differing))
+    told = before != len(log)
     log.files += told
     return told

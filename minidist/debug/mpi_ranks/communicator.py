@@ -12,6 +12,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import index
 from threading import Lock
 from typing import Any, ClassVar, Self
@@ -30,13 +31,14 @@ from minidist.debug.mpi_ranks.constants import (
     ERR_LASTCODE,
     IDENT,
     KEYVALS,
+    MORE_RANKS,
     PROC_NULL,
     SIMILAR,
     TAG_LIMIT,
     UNDEFINED,
     UNEQUAL,
     failed,
-    unsupported,
+    refusing,
 )
 from minidist.debug.mpi_ranks.group import Group
 from minidist.debug.mpi_ranks.group import Members as GroupMembers
@@ -185,10 +187,19 @@ class Comm(Handle):
             raise failed("ERR_TAG", f"rank {context.comm.rank}: {kind} with tag {tag}; tags are 0..{TAG_LIMIT}")
         return context
 
-    def _post(self, kind: str, array: np.ndarray | None, peer: int, tag: int, mode: str = "") -> tuple[Context, Any]:
+    def _post(
+        self,
+        kind: str,
+        array: np.ndarray | None,
+        peer: int,
+        tag: int,
+        finish: Callable[[Any], Any] = lambda part: None,
+        mode: str = "",
+    ) -> Pending:
+        """Start a send or a receive. finish: returns the result, of the message when it is complete."""
         context = self._peer(peer, tag, kind)
         if peer == PROC_NULL:
-            return context, None
+            return Pending(None, fields=NO_PROC)
         world, rank = context.world, context.comm.members[context.comm.rank]
         room = max(bytes_in(world.buffered.get(rank)), bytes_in(context.buffer))
         if mode == "buffered" and array is not None and array.nbytes + BSEND_OVERHEAD > room:
@@ -198,32 +209,25 @@ class Comm(Handle):
                 f" MPI.Attach_buffer(bytearray(n)) with n of at least {array.nbytes + BSEND_OVERHEAD} first",
             )
         site = call_site(sys._getframe(2))
-        return context, world.matching.post_user(context.comm, kind, array, peer, tag, site, mode)
+        part = world.matching.post_user(context.comm, kind, array, peer, tag, site, mode)
+        return Pending(world, [part], partial(finish, part))
 
     def start_send(self, array: np.ndarray, dest: int, tag: int, mode: str = "") -> Pending:
         """Start sending a 1-D array."""
-        context, part = self._post("send", array, dest, tag, mode)
-        return Pending(context.world, [part]) if part else Pending(None, fields=NO_PROC)
+        return self._post("send", array, dest, tag, mode=mode)
 
     def start_receive(self, buf: Any, source: int, tag: int) -> Pending:
         """Start receiving into a buffer."""
         buffer = one(buf, True, source)
-        array = buffer.get()
-        context, part = self._post("receive", array, source, tag)
-        if part is None:
-            return Pending(None, fields=NO_PROC)
-        return Pending(context.world, [part], _into(buffer, part))
+        return self._post("receive", buffer.get(), source, tag, partial(put_into, buffer))
 
     def start_receive_object(self, buf: Any, source: int, tag: int, limit: int | None = None) -> Pending:
         """Start receiving an object. buf: its room, a buffer or a number of bytes. limit: the bytes without one."""
         room = None
         if buf is not None:
             room = np.empty(buf, OBJECT) if isinstance(buf, int) else one(buf, True, source).get().view(OBJECT)
-        context, part = self._post("receive", room, source, tag)
-        if part is None:
-            return Pending(None, fields=NO_PROC)
 
-        def finish() -> Any:
+        def finish(part: LocatedRequest) -> Any:
             size = part.nbytes
             if limit is not None and size > limit:
                 raise failed(
@@ -233,14 +237,14 @@ class Comm(Handle):
                 )
             return pickle.loads(part.array[:size])
 
-        return Pending(context.world, [part], finish)
+        return self._post("receive", room, source, tag, finish)
 
     def receive(self, buffer: Buffer | None, send: LocatedRequest, site: CallSite) -> Request:
         """Return the request of receiving a message that a matched probe has taken. buffer: None for an object."""
         context = self.context
         array = None if buffer is None else buffer.get()
         part = context.world.matching.receive_taken(context.comm, array, send, site)
-        finish = _into(buffer, part) if buffer is not None else lambda: pickle.loads(part.array)
+        finish = partial(put_into, buffer, part) if buffer is not None else lambda: pickle.loads(part.array)
         return Request.of(Pending(context.world, [part], finish))
 
     def Attach_buffer(self, buf: Any) -> None:
@@ -259,11 +263,12 @@ class Comm(Handle):
         """Return a request that is complete."""
         return Request.of(Pending(None))
 
-    def _pair(self, receive: Pending, send: Pending) -> Pending:
-        """Return the operation of a receive and a send."""
-        parts = [*receive.parts, *send.parts]
-        fields = NO_PROC if not receive.parts else receive.fields
-        return Pending(self.context.world, parts, receive.finish, fields)
+    def _pair(self, array: np.ndarray, dest: int, sendtag: int, receive: Callable[[], Pending]) -> Request:
+        """Start a receive and a send of a 1-D array."""
+        self._peer(dest, sendtag, "send")
+        received = receive()
+        parts = [*received.parts, *self.start_send(array, dest, sendtag).parts]
+        return Request.of(Pending(self.context.world, parts, received.finish, received.fields))
 
     def Sendrecv(
         self,
@@ -287,10 +292,8 @@ class Comm(Handle):
         recvtag: int = ANY_TAG,
     ) -> Request:
         """Start sending and receiving."""
-        outgoing = one(sendbuf, False, dest)
-        self._peer(dest, sendtag, "send")
-        receive = self.start_receive(recvbuf, source, recvtag)
-        return Request.of(self._pair(receive, self.start_send(outgoing.get(), dest, sendtag)))
+        outgoing = one(sendbuf, False, dest).get()
+        return self._pair(outgoing, dest, sendtag, lambda: self.start_receive(recvbuf, source, recvtag))
 
     def Sendrecv_replace(
         self,
@@ -307,11 +310,8 @@ class Comm(Handle):
         self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
     ) -> Request:
         """Start sending a copy of a buffer and receiving into it."""
-        outgoing = one(buf, False, dest)
-        copy = outgoing.get().copy()
-        self._peer(dest, sendtag, "send")
-        receive = self.start_receive(buf, source, recvtag)
-        return Request.of(self._pair(receive, self.start_send(copy, dest, sendtag)))
+        copy = one(buf, False, dest).get().copy()
+        return self._pair(copy, dest, sendtag, lambda: self.start_receive(buf, source, recvtag))
 
     def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
         """Receive an object. buf: not needed, because the object's size is known when it is received."""
@@ -349,10 +349,8 @@ class Comm(Handle):
         status: Status | None = None,
     ) -> Any:
         """Send an object and receive one."""
-        data = pickled(sendobj, dest)
-        self._peer(dest, sendtag, "send")
-        receive = self.start_receive_object(recvbuf, source, recvtag)
-        return Request.of(self._pair(receive, self.start_send(data, dest, sendtag))).wait(status)
+        receive = partial(self.start_receive_object, recvbuf, source, recvtag)
+        return self._pair(pickled(sendobj, dest), dest, sendtag, receive).wait(status)
 
     # probes -----------------------------------------------------------------------------------------------------------
 
@@ -507,15 +505,10 @@ def pickled(value: Any, dest: int = 0) -> np.ndarray:
     return np.frombuffer(data, OBJECT)
 
 
-def _into(buffer: Buffer, part: LocatedRequest) -> Callable[[], Any]:
-    """Return what writes a message that has come into the program's buffer, where it is not there already."""
-
-    def finish() -> None:
-        if not buffer.is_view:
-            width = buffer.layout.element.itemsize
-            buffer.put(part.array[: part.nbytes // width])
-
-    return finish
+def put_into(buffer: Buffer, part: LocatedRequest) -> None:
+    """Write a message that has come into the program's buffer, where it is not there already."""
+    if not buffer.is_view:
+        buffer.put(part.array[: part.nbytes // buffer.layout.element.itemsize])
 
 
 def _sends() -> None:
@@ -563,17 +556,10 @@ _sends()
 class Intracomm(Comm):
     """A communicator of one group of ranks: what Split, Dup and Create return."""
 
-    def Spawn(self, *_: Any, **__: Any) -> Any:
-        """Refuse: the ranks of a run are those that it began with."""
-        raise unsupported("MPI.Intracomm.Spawn", "start as many ranks as the program needs with --ranks")
-
-    Spawn_multiple = Spawn
-
-    def Create_intercomm(self, *_: Any, **__: Any) -> Any:
-        """Refuse: there are no intercommunicators."""
-        raise unsupported(
-            "an intercommunicator (Create_intercomm)", "use Split, and messages on the whole communicator"
-        )
+    Spawn = Spawn_multiple = refusing("MPI.Intracomm.Spawn", MORE_RANKS)
+    Create_intercomm = refusing(
+        "an intercommunicator (Create_intercomm)", "use Split, and messages on the whole communicator"
+    )
 
     @classmethod
     def Create_from_group(

@@ -80,6 +80,18 @@ def unsupported(what: str, instead: str) -> Unsupported:
     return Unsupported(f"{what} is not simulated by minidist mpi; {instead}")
 
 
+MORE_RANKS = "start as many ranks as the program needs with --ranks"
+
+
+def refusing(what: str, instead: str) -> Any:
+    """Return a function or method of MPI that simulated ranks do not have: it raises that error."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise unsupported(what, instead)
+
+    return refuse
+
+
 class UnknownName(Unsupported, AttributeError):
     """The program names something of MPI that is not here. hasattr returns False for it."""
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from minidist.comm.communicator import CheckedComm as Members
 from minidist.debug.mpi_ranks import buffers, communicator, constants, datatype, objects, op, request, topology
-from minidist.debug.mpi_ranks.constants import failed, unknown, unsupported
+from minidist.debug.mpi_ranks.constants import MORE_RANKS, failed, refusing, unknown, unsupported
 from minidist.debug.mpi_ranks.group import Group
 from minidist.debug.mpi_ranks.group import Members as GroupMembers
 from minidist.debug.mpi_ranks.world import MPIWorld
@@ -31,6 +31,7 @@ CLASSES = (
     *(objects.Win, objects.File, objects.Session),
 )
 THREADS = {f"THREAD_{name}": k for k, name in enumerate(("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"))}
+NO_FUNCTIONS = ("Open_port", "Publish_name", "Lookup_name", "Register_datarep")
 _NUMBERS = {
     "VERSION": VERSION[0],
     "SUBVERSION": VERSION[1],
@@ -52,15 +53,6 @@ _NUMBERS = {
     "MODE_RDWR": 8,
     "MODE_CREATE": 1,
 }
-
-
-def rejecting(name: str) -> Any:
-    """Return a function of MPI that is refused."""
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise unsupported(f"MPI.{name}", "start as many ranks as the program needs with --ranks")
-
-    return refuse
 
 
 @cache
@@ -113,7 +105,7 @@ def _functions(world: MPIWorld, rank: int, settings: "Settings") -> dict[str, An
         return state["level"]
 
     return {
-        **{name: rejecting(name) for name in ("Open_port", "Publish_name", "Lookup_name", "Register_datarep")},
+        **{name: refusing(f"MPI.{name}", MORE_RANKS) for name in NO_FUNCTIONS},
         "Attach_buffer": Attach_buffer,
         "Detach_buffer": Detach_buffer,
         "Flush_buffer": lambda: None,
@@ -183,8 +175,8 @@ class Settings:
         }
     )
 
-    def __init__(self, **settings: Any) -> None:
-        self(**settings)
+    def __init__(self) -> None:
+        vars(self).update(self.defaults)
 
     def __call__(self, **settings: Any) -> None:
         for name, value in settings.items():
@@ -196,9 +188,7 @@ class Settings:
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self.defaults:
-            raise AttributeError(f"mpi4py.rc has no setting {name!r}")
-        return self.defaults[name]
+        raise AttributeError(f"mpi4py.rc has no setting {name!r}")
 
 
 def no_futures(name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.debug.mpi_ranks.constants import failed, unsupported
+from minidist.debug.mpi_ranks.constants import failed, refusing
 from minidist.debug.mpi_ranks.handle import Handle, Named
 
 OBJECT = np.dtype("V1")  # of the bytes of an object, which is not received into a buffer of numbers
@@ -111,11 +111,7 @@ class Refused(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-
-        def refuse(*_: Any, **__: Any) -> Any:
-            raise unsupported(f"MPI.{cls.__name__}.{name}", cls.__doc__ or "")
-
-        return refuse
+        return refusing(f"MPI.{cls.__name__}.{name}", cls.__doc__ or "")
 
 
 class _NullOnly(Handle, metaclass=Refused):

@@ -13,7 +13,7 @@ from minidist.comm.call_site import call_site
 from minidist.comm.tags import LocatedRequest
 from minidist.core.comm.communicator import Work
 from minidist.debug.mpi_ranks.buffers import one
-from minidist.debug.mpi_ranks.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Exception, failed, unsupported
+from minidist.debug.mpi_ranks.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Exception, failed, refusing
 from minidist.debug.mpi_ranks.datatype import BYTE, Datatype
 from minidist.debug.mpi_ranks.handle import Handle, Named
 from minidist.debug.mpi_ranks.matching import done
@@ -389,9 +389,7 @@ class Grequest(Request):
             raise TypeError("Grequest() takes a request that Grequest.Start returned")
         return super().__new__(cls, request)
 
-    @classmethod
-    def Start(cls, *_: Any, **__: Any) -> "Grequest":
-        raise unsupported("MPI.Grequest.Start", "let the program keep what it waits for")
+    Start = staticmethod(refusing("MPI.Grequest.Start", "let the program keep what it waits for"))
 
 
 class Held(NamedTuple):

@@ -43,13 +43,9 @@ ZERO = (
     *("max_memory_allocated", "max_memory_cached", "max_memory_reserved", "memory_allocated", "memory_reserved"),
     "utilization",
 )
+YES = ("is_available", "is_bf16_supported", "is_initialized")
 # What torch's own code asks to find out where it runs. It asks the others for a device that the program has named.
-QUESTIONS = frozenset(
-    {
-        *("current_accelerator", "device_count", "get_device_properties", "is_available", "is_bf16_supported"),
-        "is_initialized",
-    }
-)
+QUESTIONS = frozenset({"current_accelerator", "device_count", "get_device_properties", *YES})
 GRAPHS = ("CUDAGraph", "graph", "make_graphed_callables")
 
 
@@ -180,28 +176,23 @@ class Event(Stream):
         return 1_000 * (end.time - self.time)
 
 
-class _Standing(type):
-    """Of a class that takes the place of another one: what is an instance of the one is one of the other."""
-
-    real: Any
-    make: Any
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return cls.make(*args, **kwargs)
-
-    def __instancecheck__(cls, value: Any) -> bool:
-        return isinstance(value, cls.real)
-
-    def __subclasscheck__(cls, other: Any) -> bool:
-        return issubclass(other, cls.real)
-
-
 def standing_for(real: Any, make: Callable[..., Any]) -> Any:
-    """Return what takes the place of the class `real`, which cannot be derived from, and makes its instances anew."""
-    name = real.__name__
-    return _Standing(
-        name, (), {"real": real, "make": staticmethod(make), "__module__": "torch", "__doc__": real.__doc__}
-    )
+    """Return what takes the place of the class `real`, which cannot be derived from, and makes its instances anew.
+
+    What is an instance of the one is one of the other.
+    """
+
+    class Standing(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return make(*args, **kwargs)
+
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, real)
+
+        def __subclasscheck__(cls, other: Any) -> bool:
+            return issubclass(other, real)
+
+    return Standing(real.__name__, (), {"__module__": "torch", "__doc__": real.__doc__})
 
 
 def answers(run: CudaOnCpu) -> dict[str, Callable[..., Any]]:
@@ -220,24 +211,15 @@ def answers(run: CudaOnCpu) -> dict[str, Callable[..., Any]]:
         **dict.fromkeys(ZERO, lambda *_, **__: 0),
         **dict.fromkeys(GRAPHS, no_graph),
         "synchronize": synchronize,
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "is_bf16_supported": lambda *_, **__: True,
+        **dict.fromkeys(YES, lambda *_, **__: True),
+        **dict.fromkeys(("set_device", "set_device_index"), run.set_device),
+        **dict.fromkeys(("current_device", "current_device_index"), run.current_device),
+        **dict.fromkeys(("device", "device_index", "stream"), lambda *_: nullcontext()),
+        **dict.fromkeys(("Stream", "ExternalStream", "current_stream", "default_stream"), Stream),
+        "Event": Event,
         "is_current_stream_capturing": lambda: False,
         "device_count": lambda: run.devices,
         "current_accelerator": lambda *_, **__: Device("cuda"),
-        "set_device": run.set_device,
-        "set_device_index": run.set_device,
-        "current_device": run.current_device,
-        "current_device_index": run.current_device,
-        "device": lambda *_: nullcontext(),
-        "device_index": lambda *_: nullcontext(),
-        "stream": lambda *_: nullcontext(),
-        "Stream": Stream,
-        "ExternalStream": Stream,
-        "Event": Event,
-        "current_stream": Stream,
-        "default_stream": Stream,
         "get_device_name": lambda *_: "CPU",
         "get_device_capability": lambda *_: (0, 0),
         "get_device_properties": lambda *_: SimpleNamespace(**properties),

@@ -25,6 +25,7 @@ import torch.profiler
 from torch.distributed import distributed_c10d
 
 from minidist.comm.call_site import call_site
+from minidist.comm.sim.process_state import random_states, set_random_states
 from minidist.core.base.errors import UsageError
 from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
 from minidist.debug.torch_ranks.store import RankFileStore, RankStore, RankTCPStore, Shared
@@ -123,7 +124,7 @@ def random_numbers_from(seed: int | None) -> Iterator[torch.Tensor]:
 
     Yields the state of torch's generator. After the block all have the numbers that they had before.
     """
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    before = torch.get_rng_state(), random_states()
     if seed is not None:
         torch.manual_seed(seed)
         random.seed(seed)
@@ -132,8 +133,7 @@ def random_numbers_from(seed: int | None) -> Iterator[torch.Tensor]:
         yield torch.get_rng_state()
     finally:
         torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])  # noqa: NPY002
+        set_random_states(before[1])
 
 
 def submit_here(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from functools import partialmethod
 from multiprocessing import context as contexts
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing as torch_multiprocessing
@@ -43,18 +43,6 @@ from minidist.debug.user_program import UserProgram
 STARTERS = ("torch.distributed.run", "torch.distributed.launch")
 QUEUES = ("Queue", "SimpleQueue", "JoinableQueue")
 OF_PYTHON = ("multiprocessing", "concurrent", "torch.utils.data")  # their processes compute and do not communicate
-
-
-class Launcher(Protocol):
-    """What runs the ranks that a program starts."""
-
-    program: Any
-
-    def is_main(self) -> bool:
-        """Return whether the calling thread may start ranks: it runs alone, and has not communicated."""
-
-    def run_processes(self, programs: list[Callable[[], Any]], forked: bool) -> None:
-        """Run a world of one rank for each program."""
 
 
 class BeforeFork(BaseException):
@@ -95,9 +83,9 @@ class RankPopen:
 
 
 class Processes:
-    """The processes that a program has started and that have not run yet."""
+    """The processes that a program has started and that have not run yet. launcher: the run, see `program.py`."""
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: Any) -> None:
         self.launcher = launcher
         self.waiting: list[tuple[RankPopen, Callable[[], Any], bool]] = []
         self.loading: Any = None  # the rank that executes the program's file at the moment
@@ -316,7 +304,7 @@ def without_ranks(original: Any) -> Callable[..., Any]:
 
 
 @contextmanager
-def processes_as_ranks(launcher: Launcher) -> Iterator[Processes]:
+def processes_as_ranks(launcher: Any) -> Iterator[Processes]:
     """Let processes that a rank's thread starts inside the block be ranks."""
     processes = Processes(launcher)
 

@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -224,14 +224,8 @@ class _Run:
         process, state = self.states[main]
 
         def run() -> None:
-            began = Beginning(
-                process.beginning.modules,
-                process.variables,
-                process.folder,
-                process.argv,
-                list(process.path),
-                process.beginning.stdout,
-            )
+            began = replace(process.beginning, variables=process.variables, folder=process.folder)
+            began = replace(began, argv=process.argv, path=list(process.path))
             # A forked process has the random numbers of the program, a spawned one those of a process that begins.
             with random_numbers_from(None if forked else self.settings.seed) as generator:
                 dtype = state.dtype if forked else torch.float32

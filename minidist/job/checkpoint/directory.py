@@ -275,9 +275,8 @@ def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storag
         if not (covered == 1).all():
             wrong = int(np.flatnonzero(covered != 1)[0])
             raise UsageError(
-                f"checkpoint: element {wrong} of tensor {quoted(name)} is in {covered[wrong]} shards; each must be"
-                " in one:"
-                " give the ranks that hold the same values CheckpointShard(..., replica=ReplicaId(number, size))"
+                f"checkpoint: element {wrong} of tensor {quoted(name)} is in {covered[wrong]} shards; each must be in"
+                " one: give the ranks that hold the same values CheckpointShard(..., replica=ReplicaId(number, size))"
             )
 
     body = {"format": FORMAT, "step": step, "ranks": ranks, "state": state, "files": files, "tensors": tensors}
@@ -491,9 +490,8 @@ class Checkpoint:
         entry = self._entry(name)
         if (entry["shape"], entry["dtype"]) != (list(shape), dtype or entry["dtype"]):
             raise UsageError(
-                f"checkpoint {quoted_path(self.path)}: tensor {quoted(name)} is {entry['dtype']}{entry['shape']};"
-                " the model has "
-                f"{dtype or ''}{list(shape)}; use the model that was saved"
+                f"checkpoint {quoted_path(self.path)}: tensor {quoted(name)} is {entry['dtype']}{entry['shape']}; the"
+                f" model has {dtype or ''}{list(shape)}; use the model that was saved"
             )
 
     def _entry(self, name: str) -> dict[str, Any]:
@@ -540,9 +538,8 @@ class Checkpoint:
         # As many elements as the tensor has, but some twice: the others would be whatever is in the memory.
         if missing.any():
             raise UsageError(
-                f"checkpoint {quoted_path(self.path)}: element {start + int(missing.argmax())} of tensor"
-                f" {quoted(name)} is in no"
-                f" shard; {self.remedy}"
+                f"checkpoint {quoted_path(self.path)}: element {start + int(missing.argmax())} of tensor {quoted(name)}"
+                f" is in no shard; {self.remedy}"
             )
         return result
 

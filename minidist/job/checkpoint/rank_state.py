@@ -40,8 +40,7 @@ def read_rank_state(checkpoint: Checkpoint, name: str, rank: int, ranks: int) ->
     if len(kinds) > 1:
         raise UsageError(
             f"checkpoint {quoted_path(checkpoint.path)}: local state {quoted(name)} has several shapes,"
-            f" {sorted(map(str, kinds))};"
-            f" resume on {len(stored)} ranks, as it was saved"
+            f" {sorted(map(str, kinds))}; resume on {len(stored)} ranks, as it was saved"
         )
 
     # On as many ranks as before, each has its own state again.

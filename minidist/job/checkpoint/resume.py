@@ -51,23 +51,14 @@ from minidist.parallel.tensor.full_state import local_tensor
 from minidist.techniques import Extension, history, installed, of_job
 from minidist.techniques.meeting import replicas_of
 
-# The settings on which the bits of the next step depend; a resumed job must not differ in them.
+# The settings on which the bits of the next step depend; a resumed job must not differ in them. Data are compared by
+# their content, where the checkpoint has that.
 FIXED = (
-    "model",
-    "layers",
-    "width",
-    "heads",
-    "kv_heads",
-    "ffn",
-    "context",
-    "experts",
-    "data",  # compared by its content, where the checkpoint has that
-    "optimizer",
-    "weight_decay",
-    "precision",
-    "seed",
-    "evaluate_every",
+    *("model", "layers", "width", "heads", "kv_heads", "ffn", "context", "experts", "data", "optimizer"),
+    *("weight_decay", "precision", "seed", "evaluate_every"),
 )
+
+Held = tuple[Parameter, int, int]  # elements [start, stop) of a parameter, or of its shard, which this rank holds
 
 
 def fixed_settings() -> tuple[str, ...]:
@@ -104,8 +95,7 @@ def saved_bytes(comm: Comm, strategy: Any, storage: Storage) -> dict[int, int]:
     result = {comm.rank: storage.tensor_bytes}
     # Each of the others writes another part of the tensors, which the code of a save chooses by its place.
     for rank in others_of(comm):
-        shards = _job_shards(strategy.seen_from(seen_from(comm, rank)))
-        result[rank] = file_bytes(tensors_of(shards))
+        result[rank] = file_bytes(tensors_of(_job_shards(strategy.seen_from(seen_from(comm, rank)))))
     return result
 
 
@@ -182,9 +172,8 @@ def read_job_state(checkpoint: Checkpoint) -> JobState:
     """Return the state of a job's checkpoint; UsageError when it is none of a job, or not as `job_state` writes it."""
     if "config" not in checkpoint.state:
         raise UsageError(
-            f"the checkpoint {quoted_path(checkpoint.path)} is not one of minidist train: it does not say which job"
-            " it is;"
-            " read its tensors with minidist.job.checkpoint.Checkpoint"
+            f"the checkpoint {quoted_path(checkpoint.path)} is not one of minidist train: it does not say which job it"
+            " is; read its tensors with minidist.job.checkpoint.Checkpoint"
         )
     with _describing_a_job(checkpoint):
         state = JobState(**{**checkpoint.state, "everything": checkpoint.state})
@@ -256,16 +245,9 @@ def resume_job(directory: str | Path, job: Any, strategy: Any) -> tuple[int, lis
 
     # [1] Read and check all that this rank needs.
     axes = strategy.axes
-    writes = [
-        (shard.values, _read(checkpoint, axes, shard.parameter, shard.start, shard.stop))
-        for axis in strategy.data_axes
-        for shard in axis.weights()
-    ]
+    writes = [(shard.values, _read(checkpoint, axes, shard)) for axis in strategy.data_axes for shard in axis.weights()]
     states = [
-        {
-            p.name: _state(checkpoint, axes, p, start, stop, axis.replicas.prefix)
-            for p, start, stop in axis.state_ranges()
-        }
+        {held[0].name: _state(checkpoint, axes, held, axis.replicas.prefix) for held in axis.state_ranges()}
         for axis in strategy.data_axes
     ]
     kept = [[_kept(checkpoint, axes, axis, extension) for extension in job.extensions] for axis in strategy.data_axes]
@@ -332,43 +314,29 @@ def _same_replicas(checkpoint: Checkpoint, config: TrainConfig, strategy: Any) -
 def _kept(checkpoint: Checkpoint, axes: Axes, axis: Any, extension: Extension) -> dict[str, list[LocalShard]]:
     """Return what a technique keeps with the weights of a data axis, by kind, from the checkpoint."""
     return {
-        kind: [s._replace(values=_read(checkpoint, axes, s.parameter, s.start, s.stop, kind, dtype)) for s in shards]
+        kind: [shard._replace(values=_read(checkpoint, axes, shard, kind, dtype)) for shard in shards]
         for kind, (dtype, shards) in extension.shards_after(axis, checkpoint.step).items()
     }
 
 
-def _state(
-    checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, stop: int, before: str = ""
-) -> dict[str, Array]:
-    prefix = f"{before}optimizer/{parameter.name}/"
+def _state(checkpoint: Checkpoint, axes: Axes, held: Held, before: str) -> dict[str, Array]:
+    """Return the optimizer state of a rank's elements. Its dtypes, and what there must be, the optimizer checks."""
+    prefix = f"{before}optimizer/{held[0].name}/"
     names = [name for name in checkpoint.tensors if name.startswith(prefix)]
-    # Their dtypes, and which ones there must be, the optimizer checks.
-    for name in names:
-        checkpoint.expect(name, _global_shape(parameter))
-    return {name[len(prefix) :]: _elements(checkpoint, axes, parameter, name, start, stop) for name in names}
+    return {name[len(prefix) :]: _elements(checkpoint, axes, held, name) for name in names}
 
 
-def _read(
-    checkpoint: Checkpoint,
-    axes: Axes,
-    parameter: Parameter,
-    start: int,
-    stop: int,
-    kind: str = "weights",
-    dtype: Any = None,
-) -> Array:
-    name = f"{kind}/{parameter.name}"
-    checkpoint.expect(name, _global_shape(parameter), str(dtype or parameter.dtype))
-    return _elements(checkpoint, axes, parameter, name, start, stop)
+def _read(checkpoint: Checkpoint, axes: Axes, shard: LocalShard, kind: str = "weights", dtype: Any = None) -> Array:
+    """Return the values of a shard. dtype: what they must have; None: the parameter's."""
+    p, _, start, stop = shard
+    return _elements(checkpoint, axes, (p, start, stop), f"{kind}/{p.name}", str(dtype or p.dtype))
 
 
-def _global_shape(parameter: Parameter) -> tuple[int, ...]:
-    return parameter.shape if parameter.layout is None else parameter.layout.global_shape
-
-
-def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: str, start: int, stop: int) -> Array:
-    """Return elements [start, stop) of this rank's tensor-parallel shard of a tensor in the checkpoint."""
+def _elements(checkpoint: Checkpoint, axes: Axes, held: Held, name: str, dtype: str | None = None) -> Array:
+    """Return a rank's elements of a tensor, of its tensor-parallel shard where it has one."""
+    parameter, start, stop = held
     layout = parameter.layout
+    checkpoint.expect(name, parameter.shape if layout is None else layout.global_shape, dtype)
     if layout is None or not layout.axes:
         return checkpoint.read(name, start, stop)
 

@@ -61,8 +61,7 @@ def _fields(leaves: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
         if field not in TrainConfig.model_fields:
             raise UsageError(
                 f"{quoted_path(where, marks=False)}: unknown setting"
-                f" {quoted(key)}{nearest(field, TrainConfig.model_fields)}"
-                "; correct its name, or leave it out"
+                f" {quoted(key)}{nearest(field, TrainConfig.model_fields)}; correct its name, or leave it out"
             )
         if field in result:
             raise UsageError(

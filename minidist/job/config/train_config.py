@@ -21,6 +21,7 @@ from minidist.data.shares import Shares, cut_batch, measured_every, parse_weight
 from minidist.optim.named import OPTIMIZERS
 from minidist.parallel.fitting_dims import dims_of
 from minidist.techniques import installed, ranks_beside
+from minidist.techniques.rule import multiples
 
 
 def _check_model(value: str) -> None:
@@ -86,11 +87,9 @@ class JobSettings(Record, forbid=True):
     experts: int = Field(0, ge=0, le=MAX_COUNT, description="gpt, llama: experts in place of each MLP; 0: none")
     data: str = Field(
         "",
-        description=(
-            "pydoc (default of language models), glyphs (of mlp and cnn), markov, random:N (random tokens of a"
-            " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE, or your own, FILE.py:FUNCTION;"
-            " behind it stages, each after a bar: 'cifar:DIR | crop:4 | flip | shuffle:BLOCK | FILE.py:FUNCTION'"
-        ),
+        description="pydoc (default of language models), glyphs (of mlp and cnn), markov, random:N (random tokens of a"
+        " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE, or your own, FILE.py:FUNCTION;"
+        " behind it stages, each after a bar: 'cifar:DIR | crop:4 | flip | shuffle:BLOCK | FILE.py:FUNCTION'",
     )
 
     # optimization
@@ -118,11 +117,9 @@ class JobSettings(Record, forbid=True):
 
     weights: str | None = Field(
         None,
-        description=(
-            "share of the rows for each data-parallel rank: such as 2,1,1; measured:STEPS, in proportion to the speeds"
-            " measured every STEPS steps; equal, so that a batch which the ranks do not divide is refused (default:"
-            " equal, or different by one row)"
-        ),
+        description="share of the rows for each data-parallel rank: such as 2,1,1; measured:STEPS, in proportion to the"
+        " speeds measured every STEPS steps; equal, so that a batch which the ranks do not divide is refused (default:"
+        " equal, or different by one row)",
     )
 
     # axes: ranks = pp x dp x cp x tp
@@ -377,9 +374,7 @@ def _check_product(total: int, given: int | None, accumulation: int, dp: int, al
         if total % (micro * accumulation) == 0:
             choices += f", or {total // (micro * accumulation)} data-parallel ranks instead of {dp}"
     else:
-        unit = (given or accumulation) * dp
-        below = total // unit * unit
-        choices = f"{below} or {below + unit}" if below else f"{unit}"
+        choices = multiples(total, (given or accumulation) * dp)
     raise UsageError(
         f"global batch = micro batch x accumulation x dp does not hold: {total} != {micro} x {accumulation} x {dp} "
         f"= {product}; change one of them, for example --global-batch {choices}"

@@ -253,9 +253,8 @@ def _check_rounding(config: TrainConfig, dims: ParallelDims, rounded: bool) -> N
         )
     if config.steps > FLOAT_STEPS:
         raise UsageError(
-            f"the {'rounding' if rounded else 'float'} tier holds for at most {FLOAT_STEPS} steps (rounding"
-            " grows from step to step); use --steps"
-            f" {FLOAT_STEPS}"
+            f"the {'rounding' if rounded else 'float'} tier holds for at most {FLOAT_STEPS} steps (rounding grows from"
+            f" step to step); use --steps {FLOAT_STEPS}"
         )
 
 

@@ -274,9 +274,8 @@ def rank_function(source: str) -> Callable[[Comm], dict[str, Array]]:
     function = load_function(source)
     if not _takes_comm(function, source):
         raise UsageError(
-            f"{quoted_path(source, marks=False)} takes no communicator; write what a rank does as"
-            " FUNCTION(comm), and give"
-            " the one-device function after it"
+            f"{quoted_path(source, marks=False)} takes no communicator; write what a rank does as FUNCTION(comm), and"
+            " give the one-device function after it"
         )
 
     def run(comm: Comm) -> dict[str, Array]:
