@@ -56,8 +56,8 @@ from minidist.optim import newton_schulz
 # it for larger ones).
 #
 # Rank 0 in the second step of ZeRO 1 on four ranks. Between the gradients (from 0.9 ms on) and the gather of the
-# parameters (from 2.2 ms on) are two exchanges, in which every rank may send to every other (*all-to-alls*): the parts
-# on their way to the owners, and the results on their way back:
+# parameters (from 2.2 ms on) are, in the darkest colour, two exchanges in which every rank may send to every other
+# (*all-to-alls*): the parts on their way to the owners, and the results on their way back. Red is waiting for an owner:
 
 
 # %%

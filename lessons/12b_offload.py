@@ -177,11 +177,11 @@ for zero, what in places:
     host = result.measured.get("host", {"to_host": 0, "to_device": 0})
     down, up = host["to_host"] // 2, host["to_device"] // 2
     peaks[zero, what] = result.peak_bytes
-    longer = world.end_time - plain_seconds.setdefault(zero, world.end_time)
+    added = (world.end_time - plain_seconds.setdefault(zero, world.end_time)) / 2
     print(f"ZeRO {zero}, --offload {what:11} device {result.peak_bytes:9,} B")
     print(f"    in a step down {down:9,} B, up {up:9,} B: ", end="")
     travel = (down + up) / 16e9
-    print(f"{travel * 1e6:3.0f} µs on the link, step {longer / 2 * 1e6:3.0f} µs longer")
+    print(f"{travel * 1e6:3.0f} µs on the link, step {added * 1e6:3.0f} µs longer")
     assert result.digest == digests.setdefault(zero, result.digest)
 assert max(peaks, key=peaks.get) == (3, "none")
 

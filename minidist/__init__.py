@@ -7,7 +7,7 @@ its module when it is used first, so `import minidist` loads nothing.
 from importlib import import_module
 from typing import Any
 
-from minidist import additions  # noqa: F401  the core finds there what this package adds to it
+from minidist import additions  # the core finds there what this package adds to it
 
 __version__ = "0.2.0.dev0"
 

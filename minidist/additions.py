@@ -10,8 +10,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.core.base import hooks
-from minidist.core.base.errors import UsageError, nearest, quoted
 
 # Hooks that return a module, and the module.
 MODULES = {

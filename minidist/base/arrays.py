@@ -3,7 +3,6 @@
 Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 """
 
-# mypy: implicit_reexport
 # ruff: noqa: F403, F405
 
 from contextlib import AbstractContextManager

@@ -4,7 +4,6 @@ same names for arrays without data.
 Proved by: tests/cupy/test_kernels.py
 """
 
-# mypy: implicit_reexport
 # ruff: noqa: F401
 
 from minidist.base.cuda_attention import attention, attention_gradients

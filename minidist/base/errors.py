@@ -3,7 +3,6 @@
 Proved by: tests/base/test_errors.py
 """
 
-# mypy: implicit_reexport
 # ruff: noqa: F403, F405
 
 from collections.abc import Iterable
@@ -18,6 +17,15 @@ def quoted_path(path: object, marks: bool = True) -> str:
     """Return a path for an error message, whole, so that it can be copied; what is too long for a path is shortened."""
     text = str(path)
     return quoted(text, marks, MAX_PATH if len(text) <= MAX_PATH else MAX_QUOTED)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of an error message: `" (did you mean 'adam'?)"`, or nothing when no name is near."""
+    from difflib import get_close_matches
+
+    # No name is near a text of a thousand characters, and comparing one takes long.
+    close = get_close_matches(name, list(names), n=1, cutoff=0.5) if len(name) <= MAX_QUOTED else []
+    return f" (did you mean {quoted(close[0])}?)" if close else ""
 
 
 def counted(number: int, noun: str) -> str:

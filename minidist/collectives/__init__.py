@@ -25,9 +25,6 @@ summation_order.py      in which order a sum adds, found by calling it
 reduction_order.py      the same of sums over ranks, and whether it depends on their number
 """
 
-# mypy: implicit_reexport
-# ruff: noqa: F401
-
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
 
-from minidist.core.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.core.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.planning.architecture import named

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from minidist.base.coordinates import current_coordinates
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import check_number, check_whole
 from minidist.core.autograd import AutogradError, DtypeError, Parameter, Tensor, is_grad_enabled
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.nn.module import Module
 
 

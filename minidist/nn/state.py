@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from minidist.base import arrays as xp
+from minidist.base.errors import UsageError, nearest
 from minidist.core.autograd import AutogradError, Parameter, ShapeError
-from minidist.core.base.errors import UsageError, nearest
 from minidist.core.nn.module import Module
 from minidist.nn.buffers import named_buffers, own_buffers
 

@@ -21,9 +21,6 @@ clip_whole.py   the same where this rank has all gradients
 loss_scale.py   the loss scale of float16
 """
 
-# mypy: implicit_reexport
-# ruff: noqa: F401
-
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports

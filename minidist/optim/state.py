@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from minidist.base import arrays as xp
+from minidist.base.errors import UsageError, nearest
 from minidist.base.limits import check_whole
-from minidist.core.base.errors import UsageError, nearest
 from minidist.core.optim.optimizer import State
 from minidist.optim.runs import cut_run
 

@@ -25,3 +25,7 @@ class OptimizerWrapper:
             setattr(inside, name, value)
         else:
             super().__setattr__(name, value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return {"step": steps taken, "state": `state`}, in which a class may have more than its optimizer."""
+        return {**self.optimizer.state_dict(), "state": self.state}

@@ -18,7 +18,8 @@ def compress(state: "Compressor", bucket: Bucket) -> Work:
     """Reduce the bucket compressed, in a separate stream; the hook of `ddp.register_comm_hook(state, compress)`."""
     # A separate call, so that all ranks match it, and a separate stream, so that backward goes on meanwhile.
     settings = "".join(f", {name} {getattr(state, name)}" for name in state.settings)
-    call = state.comm.collective(f"compress/{type(state).__name__}", bucket.guard.of_bucket(bucket) + settings)
+    equal = bucket.guard.of_bucket(bucket) or ""  # nothing where the bucket has no guard
+    call = state.comm.collective(f"compress/{type(state).__name__}", equal + settings)
     return call.run_async(lambda: state.reduce(call, bucket))
 
 

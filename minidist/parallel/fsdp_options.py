@@ -14,12 +14,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from minidist.base.errors import UsageError, nearest
 from minidist.base.limits import check_number, check_whole
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast
-from minidist.core.base.errors import UsageError, nearest
 from minidist.core.base.trace import purpose, track
 from minidist.core.collectives import all_gather, all_reduce, broadcast
 from minidist.core.comm import Comm, Mesh, check_communicator

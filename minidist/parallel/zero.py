@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import check_number
 from minidist.core.autograd import Parameter
 from minidist.core.base.arrays import is_half
-from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.parallel import zero

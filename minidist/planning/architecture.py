@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import MAX_LAYERS, check_count
-from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.planning.parts import (
     NOTHING,
     LatentAttention,

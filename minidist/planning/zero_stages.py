@@ -24,8 +24,8 @@ from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import check_count
-from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.planning.block_bytes import fused, unfused
 from minidist.planning.cluster.layout import ACCOUNTINGS, ClusterLayout, Job, check_layout
 from minidist.planning.cluster.memory import RankMemory, divided_states, memory_by_rank

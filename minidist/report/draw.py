@@ -6,8 +6,8 @@ Proved by: tests/report/test_pictures.py
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.traces import Trace
-from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.report.bytes_by_purpose import bytes_by_purpose, table_of
 from minidist.report.bytes_matrix import bytes_matrix
 from minidist.report.exponents import exponent_histogram

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import MAX_COUNT, MAX_SWEPT_RANKS, check_ranks
 from minidist.comm import SimWorld
-from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.base.layout import Layout
 from minidist.core.comm import Comm, init_device_mesh
 from minidist.core.nn import GPT, GPTConfig, Module

@@ -7,9 +7,6 @@ deleting the folder deletes the technique with its flags, rules and bytes. `--ex
 user's file.
 """
 
-# mypy: implicit_reexport
-# ruff: noqa: F401
-
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
@@ -17,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError, nearest, quoted, quoted_path
-from minidist.base.records import Field, WrongValue
+from minidist.base.records import Field, Record, WrongValue
 from minidist.base.user_file import load_function
 from minidist.techniques.extension import AxisRun, Extension, History, Moment, Run, Settings
 from minidist.techniques.own_loop import OwnLoop
@@ -147,7 +144,7 @@ def replayed(config: Any) -> tuple[int, ...] | range:
 
 def reduces_each(config: Any) -> bool:
     """Return whether a job reduces gradients after every micro-batch, as ZeRO 2 and 3 do in any case."""
-    return any(extension.reduces_each() for extension in of_job(config))
+    return any(extension.reduces_each for extension in of_job(config))
 
 
 def history(config: Any) -> History:

@@ -101,34 +101,36 @@ class Settings(Record, forbid=True):
 class Extension:
     """The base class: a technique that does nothing. A rank has one object of each technique that its job uses.
 
-    Settings: the flags; in a job that uses the technique one differs from its default. switches: settings of every job
-    that also decide whether it is used, each with the value with which it is not (`used_by`). panel: their heading in
-    `--help`. rules: what is refused. rules_first: whether they are checked before those of the layout's axes. alone:
-    flags that one data-parallel rank ignores, with a function that says when they have an effect all the same.
-    matters_alone: settings of every job that have an effect on such a rank with the technique, with a function that
-    says when. observes: whether the numbers of the training do not depend on the technique, so that the reference on
-    one device leaves it out. unlike: what differs from rank to rank, so that `--fold` is refused. key: the name of
-    `state` in a checkpoint (default: the name of the class). fixed: the settings that a resumed job must have in common
-    with the job that saved its checkpoint. by_content: those of them that `differs` compares where the checkpoint has a
-    `state`, because they name a place. evaluations: how many losses `evaluate` computes. periods: flags of what happens
-    every N steps, and how many steps must follow for it to have an effect. jumps: the flag, where a number that differs
-    in its last bit may change a choice. trains_alone: whether each data-parallel rank steps its replica with the
-    gradient of that rank's rows (`meeting.py`). drains: whether a pipeline is empty after every step, so that all
-    stages have the weights and the gradients of one step. weight_differences: the kinds of optimizer state that are
-    differences of weights, which `compare` holds to the rounding of weights. sums_buckets: whether the technique sums
-    whole buckets of gradients in its own order, in place of --reduction (`bucket.py`); both stages with a tied weight
-    then have a bucket for it.
-    own_state: of each kind of state that `of_rank` returns, what a checkpoint holds with it, and what to resume with,
-    in words, where a job has no place for it. trainers: what traces and reports call the ranks of the layout, where
-    other ranks are outside of it; one technique of a job may have such ranks. in_evaluations: whether evaluations have
-    the technique, too, with `read_inputs` and `micro_batch`. for_all_steps: whether the settings are meant for the
-    whole length of a job, so that a trial of a few steps leaves them out. unplanned: the flags that a plan (`minidist
-    plan`) leaves out, because they change neither memory nor time by more than the planner's error. deepspeed: what
-    is made of keys of a DeepSpeed file. scale: by what `scaled` has multiplied the loss of the current step, and so its
-    gradients.
+    Settings: the flags; in a job that uses the technique one differs from its default. main: the one that does, where
+    the others have no effect without it, and are refused. switches: settings of every job that also decide whether it
+    is used, each with the value with which it is not (`used_by`). panel: their heading in `--help`. rules: what is
+    refused. rules_first: whether they are checked before those of the layout's axes. alone: flags that one
+    data-parallel rank ignores, with a function that says when they have an effect all the same. matters_alone: settings
+    of every job that have an effect on such a rank with the technique, with a function that says when. observes:
+    whether the numbers of the training do not depend on the technique, so that the reference on one device leaves it
+    out. unlike: what differs from rank to rank, so that `--fold` is refused. key: the name of `state` in a checkpoint
+    (default: the name of the class). fixed: the settings that a resumed job must have in common with the job that saved
+    its checkpoint. by_content: those of them that `differs` compares where the checkpoint has a `state`, because they
+    name a place. evaluations: how many losses `evaluate` computes. periods: flags of what happens every N steps, and
+    how many steps must follow for it to have an effect. jumps: the flag, where a number that differs in its last bit
+    may change a choice. by_values: settings that need the values of arrays, which a dry run has not. trains_alone:
+    whether each data-parallel rank steps its replica with the gradient of that rank's rows (`meeting.py`). drains:
+    whether a pipeline is empty after every step, so that all stages have the weights and the gradients of one step.
+    weight_differences: the kinds of optimizer state that are differences of weights, which `compare` holds to the
+    rounding of weights. sums_buckets: whether the technique sums whole buckets of gradients in its own order, in place
+    of --reduction (`bucket.py`); both stages with a tied weight then have a bucket for it. reduces_each: whether
+    gradients are reduced after every micro-batch. own_state: of each kind of state that `of_rank` returns, what a
+    checkpoint holds with it, and what to resume with, in words, where a job has no place for it. trainers: what traces
+    and reports call the ranks of the layout, where other ranks are outside of it; one technique of a job may have such
+    ranks. in_evaluations: whether evaluations have the technique, too, with `read_inputs` and `micro_batch`.
+    for_all_steps: whether the settings are meant for the whole length of a job, so that a trial of a few steps leaves
+    them out. unplanned: the flags that a plan (`minidist plan`) leaves out, because they change neither memory nor time
+    by more than the planner's error. deepspeed: what is made of keys of a DeepSpeed file. scale: by what `scaled` has
+    multiplied the loss of the current step, and so its gradients.
     """
 
     Settings: ClassVar[type[Record]] = Settings
+    main: ClassVar[str] = ""
     switches: ClassVar[tuple[tuple[str, Any], ...]] = ()
     panel: ClassVar[str] = "Checkpoints and checks"
     rules: ClassVar[tuple[Rule, ...]] = ()
@@ -143,10 +145,12 @@ class Extension:
     evaluations: ClassVar[int] = 0
     periods: ClassVar[Mapping[str, int]] = {}
     jumps: ClassVar[str] = ""
+    by_values: ClassVar[tuple[str, ...]] = ()
     trains_alone: ClassVar[bool] = False
     drains: ClassVar[bool] = True
     weight_differences: ClassVar[tuple[str, ...]] = ()
     sums_buckets: ClassVar[bool] = False
+    reduces_each: ClassVar[bool] = False
     own_state: ClassVar[Mapping[str, tuple[str, str]]] = {}
     trainers: ClassVar[str] = "layout"
     for_all_steps: ClassVar[bool] = False
@@ -170,7 +174,8 @@ class Extension:
 
         Asked only of a job in which a flag, or a setting of `switches`, has another value.
         """
-        return cls.given(config)
+        flags = [cls.main] if cls.main else list(cls.Settings.model_fields)
+        return any(getattr(config, name) != cls.Settings.model_fields[name].default for name in flags)
 
     @classmethod
     def given(cls, config: Any) -> bool:
@@ -194,7 +199,7 @@ class Extension:
     @classmethod
     def needs_values(cls, config: Any) -> dict[str, Any]:
         """Return {flag: value} of the settings that a dry run cannot make, because its arrays have no values."""
-        return {}
+        return {"--" + name.replace("_", "-"): getattr(config, name) for name in cls.by_values}
 
     @classmethod
     def beside(cls, config: Any, ranks: int | None = None) -> int:
@@ -218,10 +223,6 @@ class Extension:
     def replays(self, config: Any) -> tuple[int, ...] | range:
         """Return the stages of a pipeline whose whole forward pass runs again before their backward."""
         return ()
-
-    def reduces_each(self) -> bool:
-        """Return whether gradients are reduced after every micro-batch."""
-        return False
 
     def history(self) -> History:
         """Return which checkpoints of the --save directory count."""
@@ -345,9 +346,9 @@ class Extension:
         """
         return nullcontext(sampler)
 
-    def attached(self, strategy: Any) -> AbstractContextManager[Any]:
-        """Return a context that lasts while the job runs on this layout."""
-        return nullcontext()
+    def attached(self, strategy: Any) -> AbstractContextManager[Any] | None:
+        """Note the strategy; return None, or a context that lasts until the job ends, or has another strategy."""
+        return None
 
     # --- each step ----------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import MAX_RANKS, check_count, check_ranks, is_size, whole_number
-from minidist.core.base.errors import UsageError, nearest, quoted
 from tests.cases import each
 
 

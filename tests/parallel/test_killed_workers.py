@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.comm import SimWorld
-from minidist.comm.sim.choosers import drawn, earliest, explore, seeded
+from minidist.comm.sim.choosers import earliest, explore, seeded
 from minidist.core.base.errors import RankDeadError
 from minidist.techniques import parameter_server as ps
 from tests.cases import each
-from tests.parallel.test_parameter_server import SENDS, config, gradient, initial, same, sparse_gradient
+from tests.parallel.test_parameter_server import SENDS, config, drawn, gradient, initial, same, sparse_gradient
 
 
 def run(cfg, workers, steps, deaths, compute=gradient, **options):

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.comm import SimWorld
-from minidist.comm.sim.choosers import drawn, earliest, explore, seeded
+from minidist.comm.sim.choosers import earliest, explore, seeded
 from minidist.core.base.errors import MismatchError, RankDeadError, UsageError
 from minidist.core.comm import LinkModel
 from minidist.optim import SGD, ParameterSlice
 from minidist.optim.adam import Adam
+from minidist.parallel.assignment import assign_keys
 from minidist.techniques import parameter_server as ps
 from minidist.techniques.parameter_server.server import Server
 from tests.cases import each
@@ -74,6 +75,11 @@ def config(servers, consistency, optimizer="momentum", **options):
     return ps.ServerConfig(servers, consistency, OPTIMIZERS[optimizer], **options)
 
 
+def drawn(data):
+    """A chooser that lets hypothesis draw and shrink the order: `data` is a `hypothesis.strategies.data()`."""
+    return lambda candidates: data.draw(st.integers(0, len(candidates) - 1), label="wildcard choice")
+
+
 def same(a, b):
     return list(a) == list(b) and all(a[k].shape == b[k].shape and a[k].tobytes() == b[k].tobytes() for k in a)
 
@@ -99,7 +105,7 @@ def one_device(workers, steps, optimizer, compute=gradient, shapes=SHAPES):
 
 @given(st.lists(st.integers(0, 1000), max_size=30), st.integers(1, 8))
 def test_keys_are_balanced_within_the_largest(sizes, servers):
-    held = ps.assign_keys(sizes, servers)
+    held = assign_keys(sizes, servers)
     assert sorted(itertools.chain(*held)) == list(range(len(sizes)))
     loads = [sum(sizes[key] for key in keys) for keys in held]
     assert max(loads) - min(loads) <= max(sizes, default=0)

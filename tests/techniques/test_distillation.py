@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,14 +12,12 @@ from minidist.core.autograd import no_grad
 from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import saved_model
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
-from minidist.job.equality.compare import Judge, compare_rank, tier_of
-from minidist.job.equality.expected import expected_snapshots
+from minidist.job.equality.compare import compare_rank
 from minidist.job.train.job import build
 from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train
-from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
 from tests.cases import each, has_settings
-from tests.jobs import sent_bytes
+from tests.jobs import has_the_bits_of, train_in_closed_form
 
 JOB = {"model": "gpt", "layers": 1, "width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 3, "lr": 0.03}
 JOB |= {"micro_batch": 2, "reduction": "ordered"}
@@ -86,25 +83,15 @@ def test_every_layout_equals_one_device_and_every_byte_is_in_the_closed_form(lay
         config = config.model_copy(update={"evaluate_every": 2})
     ranks = number_of_ranks(config, None)
     assert ranks == ranks_of(config)
-    batches = resolve_batches(config, ranks)
-    own = [expected_snapshots(config, ranks, rank) for rank in range(ranks if config.local_steps else 1)]
-    judges = [Judge(own[rank % len(own)], tier_of(config, batches.dims)) for rank in range(ranks)]
-    world = SimWorld(ranks)
-    results = world.run(lambda comm: train(comm, config, [judges[comm.rank]]))
-    for rank, judge in enumerate(judges):
-        assert judge.verdict.equal, judge.verdict.first_difference
-        assert judge.verdict.steps == (3 if rank < batches.dims.ranks else 0)
+    for verdict in SimWorld(ranks).run(compare_rank, config):
+        assert verdict.equal, verdict.first_difference
+        assert verdict.steps == 3
 
-    measured = sent_bytes(world)
-    sizes = [result.sizes for result in results]
-    closed = Counter(closed_form_bytes(config, batches, sizes)) + evaluation_bytes(config, batches, sizes, 0)
-    for name in ("metrics", "checkpoint"):  # what the observer gathers
-        measured.pop(name, None), closed.pop(name, None)
-    assert measured == closed
-    assert (closed["teacher"] > 0) == (config.shard_teacher or config.teacher_ranks > 0)
+    _, sent = train_in_closed_form(ranks, config)
+    assert (sent["teacher"] > 0) == (config.shard_teacher or config.teacher_ranks > 0)
     if config.teacher_ranks:
-        logits = 3 * batches.global_batch * 4 * 10 if config.model == "mlp" else 0
-        assert not logits or closed["teacher"] == logits + 8
+        logits = 3 * resolve_batches(config, ranks).global_batch * 4 * 10 if config.model == "mlp" else 0
+        assert not logits or sent["teacher"] == logits + 8
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -113,12 +100,7 @@ def test_a_split_vocabulary_in_half_precision(precision, saved):
     losses = []
     for tp in (1, 2):
         config = config_of(saved, {"tp": tp, "precision": precision, "reduction": "ring"})
-        world = SimWorld(tp)
-        results = world.run(train, config)
-        losses.append(results[0].losses)
-        sent = sum(m.nbytes for trace in world.traces for m in trace.sent("tensor_forward"))
-        closed = closed_form_bytes(config, resolve_batches(config, tp), [r.sizes for r in results])
-        assert sent == closed.get("tensor_forward", 0)
+        losses.append(train_in_closed_form(tp, config)[0][0].losses)
     np.testing.assert_allclose(losses[1], losses[0], rtol=0.02)
 
 
@@ -170,11 +152,9 @@ def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, saved, tmp_
     config = config_of(saved, LAYOUTS[layout], **settings)
     whole = SimWorld(ranks_of(config)).run(train, config)
     (tmp_path / "latest").write_text("step-00000002")
-    world = SimWorld(ranks_of(config))
-    resumed = world.run(train, config.model_copy(update={"resume": True}))
+    resumed = SimWorld(ranks_of(config)).run(train, config.model_copy(update={"resume": True}))
     assert [r.first_step for r in resumed] == [2] * len(resumed)
-    assert [r.digest for r in resumed] == [r.digest for r in whole]
-    assert resumed[0].losses == whole[0].losses
+    has_the_bits_of(resumed, whole)
 
 
 def test_a_resumed_job_has_the_same_teacher_by_its_weights(saved, tmp_path):
@@ -258,13 +238,16 @@ def test_ranks_that_leave_no_student_and_logits_that_are_not_finite(saved, monke
         SimWorld(1).run(train, config_of(saved, {}, teacher_precision="fp16"))
 
 
+COMMAND = ["train", "--layers", "1", "--width", "8", "--heads", "2", "--context", "6", "--data", "markov"]
+COMMAND += ["--steps", "2", "--dp", "2", "--teacher-ranks", "1"]
+
+
 def test_compare_and_train_from_the_command_line(saved, minidist):
     verdict = SimWorld(3).run(compare_rank, config_of(saved, LAYOUTS["teacher's rank"]))[2]
     assert verdict.equal
     assert verdict.steps == 3
-    flags = ["--layers", "1", "--width", "8", "--heads", "2", "--context", "6", "--data", "markov", "--steps", "2"]
-    flags += ["--dp", "2", "--teacher-ranks", "1", "--distill-from", saved["gpt"], "--save", saved["gpt"] + "/student"]
-    printed = json.loads(minidist("train", *flags, "--json").out)
+    flags = ["--distill-from", saved["gpt"], "--save", saved["gpt"] + "/student"]
+    printed = json.loads(minidist(*COMMAND, *flags, "--json").out)
     assert printed["bytes_by_purpose"]["teacher"]["measured"] == 2 * 8 * 6 * 16 * 4 + 8
     for volume in printed["bytes_by_purpose"].values():
         assert volume["measured"] == volume["closed_form"]
@@ -275,10 +258,7 @@ def test_compare_and_train_from_the_command_line(saved, minidist):
 
 def test_the_stored_logits_of_all_ranks_are_counted(saved, minidist, tmp_path):
     """In the JSON and in its line; the teacher's rank is asked, and rank 0 is not."""
-    flags = ["--layers", "1", "--width", "8", "--heads", "2", "--context", "6", "--data", "markov", "--steps", "2"]
-    flags += ["--dp", "2", "--teacher-ranks", "1", "--distill-from", saved["gpt"], "--teacher-cache", str(tmp_path)]
-    assert json.loads(minidist("train", *flags, "--json").out)["teacher"] == {
-        "asked": 16,
-        "computed": len(list(tmp_path.iterdir())),
-    }
-    assert "logits of 16 samples; the teacher computed 0 of them\n" in minidist("train", *flags).out
+    flags = ["--distill-from", saved["gpt"], "--teacher-cache", str(tmp_path)]
+    counted = json.loads(minidist(*COMMAND, *flags, "--json").out)["teacher"]
+    assert counted == {"asked": 16, "computed": len(list(tmp_path.iterdir()))}
+    assert "logits of 16 samples; the teacher computed 0 of them\n" in minidist(*COMMAND, *flags).out

@@ -8,9 +8,9 @@ from minidist.commands.runner import run_training
 from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
-from minidist.job.equality.replicas_alone import replicas_reference
 from minidist.job.train.trainer import train
 from tests.cases import each
+from tests.jobs import has_the_bits_of, replicas_equal_one_device
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 4, "micro_batch": 2, "reduction": "ordered"}
 
@@ -22,10 +22,7 @@ def config(**values):
 @each(("ranks", "every"), [(1, 3), (2, 1), (3, 3), (4, 9), (5, 2), (8, 3)], sampled=2)
 def test_every_replica_equals_one_device_bit_for_bit(ranks, every):
     made = config(local_steps=every, accumulation=2, optimizer="adam", dropout=0.1, warmup=2)
-    expected = replicas_reference(made, resolve_batches(made, ranks))  # once for all
-    for verdict in SimWorld(ranks).run(lambda comm: compare_rank(comm, made, expected[comm.rank])):
-        assert verdict.equal, verdict.first_difference
-        assert verdict.tier == "ordered"
+    replicas_equal_one_device(ranks, made)
 
 
 UNEVEN = {"global_batch": 11, "micro_batch": None}
@@ -44,9 +41,7 @@ def test_replicas_with_different_rows_count_in_proportion(ranks, values):
     """Federated averaging, after each of two rounds; running statistics too."""
     made = config(local_steps=2, optimizer="adamw", **values)
     assert not resolve_batches(made, ranks).shares.is_even
-    expected = replicas_reference(made, resolve_batches(made, ranks))
-    for verdict in SimWorld(ranks).run(lambda comm: compare_rank(comm, made, expected[comm.rank])):
-        assert verdict.equal, verdict.first_difference
+    replicas_equal_one_device(ranks, made)
 
 
 def test_uneven_replicas_with_one_step_and_sgd_are_data_parallelism():
@@ -65,20 +60,14 @@ DILOCO = {"outer_optimizer": "nesterov", "outer_lr": 0.5}
 def test_diloco_equals_its_replay_on_one_device_bit_for_bit(ranks, every):
     """Weights, gradients, the inner optimizers' state and the outer momentum, of every replica after every step."""
     made = config(local_steps=every, optimizer="adamw", weight_decay=0.1, dropout=0.1, **DILOCO)
-    expected = replicas_reference(made, resolve_batches(made, ranks))
-    for verdict in SimWorld(ranks).run(lambda comm: compare_rank(comm, made, expected[comm.rank])):
-        assert verdict.equal, verdict.first_difference
-    last = expected[0][-1]["optimizer"]
+    last = replicas_equal_one_device(ranks, made)[0][-1]["optimizer"]
     assert {key.rsplit(".", 1)[-1] for key in last} == {"exp_avg", "exp_avg_sq", "outer_momentum", "step_count"}
 
 
 @pytest.mark.parametrize("outer", [{}, DILOCO], ids=["average", "diloco"])
 def test_an_offloaded_optimizer_goes_on_from_the_average(outer):
     """Its copies on the host are refreshed; before, they brought back the weights from before the average."""
-    made = config(local_steps=2, offload="optimizer", **outer)
-    expected = replicas_reference(made, resolve_batches(made, 2))
-    for verdict in SimWorld(2).run(lambda comm: compare_rank(comm, made, expected[comm.rank])):
-        assert verdict.equal, verdict.first_difference
+    replicas_equal_one_device(2, config(local_steps=2, offload="optimizer", **outer))
 
 
 def test_two_rounds_of_the_paper_by_hand():
@@ -151,8 +140,7 @@ def test_replicas_of_several_ranks_resume(layout, tmp_path):
     whole = SimWorld(4).run(train, config(**made, steps=4))
     SimWorld(4).run(train, config(**made, steps=2, save=str(tmp_path)))
     resumed = SimWorld(4).run(train, config(**made, steps=4, save=str(tmp_path), resume=True))
-    assert [result.digest for result in resumed] == [result.digest for result in whole]
-    assert resumed[0].losses == whole[0].losses
+    has_the_bits_of(resumed, whole)
 
 
 def test_the_running_statistics_of_a_pipeline_stay_with_its_replica(tmp_path):
@@ -171,8 +159,7 @@ def test_a_resumed_job_has_the_bits_of_the_undisturbed_one(optimizer, outer, tmp
     SimWorld(3).run(train, config(**made, steps=6, save=str(tmp_path), every=2))
     for step in (2, None):  # the last checkpoint has 6 steps
         resumed = SimWorld(3).run(train, config(**made, steps=7, save=str(tmp_path), resume=True, from_step=step))
-        assert [result.digest for result in resumed] == [result.digest for result in whole]
-        assert resumed[0].losses == whole[0].losses
+        has_the_bits_of(resumed, whole)
         (tmp_path / "latest").write_text("step-00000006")
 
 

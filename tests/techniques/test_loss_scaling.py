@@ -10,7 +10,6 @@ import pytest
 
 from minidist.base.exponents import by_exponent
 from minidist.base.trace_file import read_traces
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.job.checkpoint.directory import Checkpoint
 from minidist.job.config.train_config import TrainConfig
@@ -22,21 +21,15 @@ JOB = {"layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov", "st
 FP16 = {"precision": "fp16", "accumulation": 2}
 
 
-def printed(capsys, flags):
-    with pytest.raises(SystemExit, match="0"):
-        main(f"train --model mlp --dp 2 --steps 3 --precision fp16 --loss-scale 1048576 {flags}".split())
-    return capsys.readouterr().out
-
-
-def test_the_command_says_scale_and_skipped_steps(capsys, tmp_path):
-    trace = tmp_path / "t.jsonl"
-    found = json.loads(printed(capsys, f"--json --trace {trace}"))
+def test_the_command_says_scale_and_skipped_steps(minidist, tmp_path):
+    job, trace = "train --model mlp --dp 2 --steps 3 --precision fp16 --loss-scale 1048576", tmp_path / "t.jsonl"
+    found = json.loads(minidist(*job.split(), "--json", "--trace", trace).out)
     assert found["loss_scale"]["skipped"] > 0
     assert found["loss_scale"]["scale"] < 2.0**20
     assert found["bytes_by_purpose"]["overflow"] == {"measured": 6, "closed_form": 6}
     # The picture of the exponents needs the scale.
     assert read_traces(trace)[1]["loss_scale"] == found["loss_scale"]["scale"]
-    shown = printed(capsys, "--trace none")
+    shown = minidist(*job.split(), "--trace", "none").out
     scale, skipped = found["loss_scale"]["scale"], found["loss_scale"]["skipped"]
     assert f"loss scale {scale:,g}; steps skipped because a gradient overflowed: {skipped}" in shown
 

@@ -5,7 +5,7 @@ from dataclasses import make_dataclass
 
 import pytest
 
-from minidist import SimWorld, TrainConfig, cli
+from minidist import SimWorld, TrainConfig
 from minidist.base.memory import MemoryAccount
 from minidist.base.watchers import current
 from minidist.data import cut_batch
@@ -108,12 +108,11 @@ def test_a_resumed_job_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("layout", [["--dp", "2"], ["--dp", "2", "--pp", "2", "--zero", "3"]], ids=str)
-def test_compare_tells_one_device_the_cuts(tmp_path, layout, capsys):
+def test_compare_tells_one_device_the_cuts(tmp_path, layout, minidist):
     (tmp_path / "all").write_text(str(PLENTY))
     flags = ["--global-batch", "16", "--micro-batch", "2", "--steps", "3", "--layers", "2", "--width", "16"]
-    with pytest.raises(SystemExit, match="0"):
-        cli.main(["compare", *layout, *flags, "--context", "16", "--memory-budget-file", str(tmp_path / "all")])
-    assert "agree bit for bit (ordered tier)" in capsys.readouterr().out
+    flags += ["--context", "16", "--memory-budget-file", tmp_path / "all"]
+    assert "agree bit for bit (ordered tier)" in minidist("compare", *layout, *flags).out
 
 
 def test_a_file_that_becomes_unreadable_and_a_budget_that_nothing_fits_are_said_once(tmp_path, capsys):
@@ -126,12 +125,10 @@ def test_a_file_that_becomes_unreadable_and_a_budget_that_nothing_fits_are_said_
 
 
 @pytest.mark.parametrize(("text", "words"), [("-3", "holds '-3'"), ("nan", "holds 'nan'"), (None, "cannot be read")])
-def test_a_file_that_is_wrong_from_the_start_is_an_error(tmp_path, capsys, text, words):
+def test_a_file_that_is_wrong_from_the_start_is_an_error(tmp_path, minidist, text, words):
     if text is not None:
         (tmp_path / "b").write_text(text)
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["train", "--dp", "2", "--steps", "1", "--memory-budget-file", str(tmp_path / "b")])
-    error = capsys.readouterr().err
+    error = minidist("train", "--dp", "2", "--steps", "1", "--memory-budget-file", tmp_path / "b", code=2).err
     assert words in error
     assert error.endswith("; write the bytes that a rank may hold at a time, such as 2e9\n")
 
@@ -150,5 +147,5 @@ def test_choices_cut_the_same_samples_from_the_largest_micro_batch_on(samples, r
 def test_a_new_layout_forgets_what_a_step_added():
     made = MemoryBudget(MemoryBudget.Settings(memory_budget_file="file"))
     made.added = {2: 1.0}
-    with made.attached(None):
-        assert made.added == {}
+    made.attached(None)
+    assert made.added == {}

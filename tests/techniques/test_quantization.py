@@ -1,26 +1,22 @@
 """`--quantize int8`: every layout has the bits of one device, every byte is counted, INT8 evaluates what trained."""
 
 import json
-from collections import Counter
 
 import numpy as np
 import pytest
 
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.generation import load_model
 from minidist.core.base.errors import UsageError
+from minidist.core.nn import Linear
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
-from minidist.job.equality.compare import Judge, tier_of
-from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.metrics import read_metrics
 from minidist.job.train.trainer import train
-from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
 from minidist.techniques.quantization.layers import Int8Linear, load_ranges, observers_of, prepare_qat
 from tests.cases import each
-from tests.jobs import SMALL_GPT, sent_bytes
+from tests.jobs import SMALL_GPT, equals_one_device, has_the_bits_of, train_in_closed_form
 
 JOB = SMALL_GPT | {"steps": 3, "lr": 0.03, "micro_batch": 2, "quantize": "int8", "reduction": "ordered"}
 SIZES = "weight_bytes", "float_bytes"
@@ -71,20 +67,10 @@ def config_of(layout, **more):
 @each("layout", LAYOUTS, sampled=3)
 def test_every_layout_equals_one_device_and_every_byte_is_in_the_closed_form(layout):
     ranks, config = LAYOUTS[layout][0], config_of(layout, evaluate_every=2)
-    batches = resolve_batches(config, ranks)
-    check_rules(config, batches)
-    judge = Judge(expected_snapshots(config, ranks), tier_of(config, batches.dims))
-    world = SimWorld(ranks)
-    results = world.run(lambda comm: train(comm, config, [judge]))
-    assert judge.verdict.equal, judge.verdict.first_difference
-
-    measured = sent_bytes(world)
-    sizes = [result.sizes for result in results]
-    closed = Counter(closed_form_bytes(config, batches, sizes)) + evaluation_bytes(config, batches, sizes, 0)
-    for name in ("metrics", "checkpoint"):  # what the observer gathers
-        measured.pop(name, None), closed.pop(name, None)
-    assert measured == closed
-    assert (closed["quantization_range"] > 0) == (ranks > 1)
+    check_rules(config, resolve_batches(config, ranks))
+    equals_one_device(ranks, config)
+    _, sent = train_in_closed_form(ranks, config)
+    assert (sent["quantization_range"] > 0) == (ranks > 1)
 
 
 @pytest.mark.sampled(3)
@@ -120,8 +106,7 @@ def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, tmp_path):
     (tmp_path / "latest").write_text("step-00000003")
     resumed = SimWorld(ranks).run(train, config_of(layout, **settings, resume=True))
     assert resumed[0].first_step == 3
-    assert [r.digest for r in resumed] == [r.digest for r in whole]
-    assert resumed[0].losses == whole[0].losses
+    has_the_bits_of(resumed, whole)
     assert resumed[0].measured["int8"]["held_out"][6] == whole[0].measured["int8"]["held_out"][6]
 
 
@@ -155,16 +140,10 @@ def test_a_saved_job_generates_with_integers_and_ranges_that_are_none_are_refuse
     assert low < 0 < high
     assert layers[0].grid.scale == np.float32(np.float32(high) - np.float32(low)) / np.float32(255)
 
-    observers = observers_of(prepare_qat(make_layer()))
+    observers = observers_of(prepare_qat(Linear(2, 2)))
     for state in ({"range..low": 1.0}, {"range..low": 2.0, "range..high": 1.0}):
         with pytest.raises(UsageError, match=r"the range of layer '' in the checkpoint is from .* another checkpoint"):
             load_ranges(observers, state)
-
-
-def make_layer():
-    from minidist.core.nn import Linear
-
-    return Linear(2, 2)
 
 
 def test_a_model_of_ones_own(tmp_path, monkeypatch):
@@ -182,23 +161,15 @@ def test_a_model_of_ones_own(tmp_path, monkeypatch):
         check_rules(config.model_copy(update={"model": "mine.py:table"}), resolve_batches(config, 2))
 
 
-def test_the_command_says_what_int8_costs_and_saves(capsys, tmp_path):
-    flags = ["--model", "mlp", "--dp", "2", "--steps", "4", "--quantize", "int8", "--evaluate-every", "2"]
-    files = ["--metrics", str(tmp_path / "m.jsonl"), "--trace", str(tmp_path / "t.jsonl")]
-    with pytest.raises(SystemExit, match="0"):
-        main(["train", *flags, *files, "--json"])
-    printed = json.loads(capsys.readouterr().out)
+def test_the_command_says_what_int8_costs_and_saves(minidist, tmp_path):
+    job = ["train", "--model", "mlp", "--dp", "2", "--steps", "4", "--quantize", "int8", "--evaluate-every", "2"]
+    job += ["--trace", "none", "--metrics", tmp_path / "m.jsonl"]
+    printed = json.loads(minidist(*job, "--json").out)
     assert list(printed["int8"]["held_out"]) == ["2", "4"]
     # Three layers, two numbers of 4 B each, from both ranks, in 4 steps.
     assert printed["bytes_by_purpose"]["quantization_range"] == {"measured": 192, "closed_form": 192}
     assert all(volume["measured"] == volume["closed_form"] for volume in printed["bytes_by_purpose"].values())
+    second, fourth = printed["int8"]["held_out"].values()
     records = read_metrics(tmp_path / "m.jsonl")
-    assert [r.get("held_out_loss_int8") for r in records] == [
-        None,
-        printed["int8"]["held_out"]["2"],
-        None,
-        printed["int8"]["held_out"]["4"],
-    ]
-    with pytest.raises(SystemExit, match="0"):
-        main(["train", *flags, *files])
-    assert "INT8: weights " in capsys.readouterr().out
+    assert [r.get("held_out_loss_int8") for r in records] == [None, second, None, fourth]
+    assert "INT8: weights " in minidist(*job).out

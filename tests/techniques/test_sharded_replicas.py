@@ -11,11 +11,11 @@ from minidist.core.parallel.fsdp import fully_shard, shards_of
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
 from minidist.job.equality.compare import compare_rank
-from minidist.job.equality.replicas_alone import replicas_reference
 from minidist.job.train.trainer import train
 from minidist.optim import SGD
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
 from tests.cases import each
+from tests.jobs import has_the_bits_of, replicas_equal_one_device
 
 SMALL = {"layers": 2, "width": 16, "heads": 2, "context": 8, "steps": 4, "micro_batch": 1, "reduction": "ordered"}
 DILOCO = {"outer_optimizer": "nesterov", "outer_lr": 0.5}
@@ -26,18 +26,6 @@ CNN = {"model": "cnn", "data": "glyphs", "width": 4, "heads": 4, "context": 64} 
 
 def config(**values):
     return TrainConfig.make(**{**SMALL, "dp": 4, "dp_replicate": 2, "local_steps": 2, **values})
-
-
-def judge(made):
-    dims = resolve_dims(made)
-    check_rules(made, resolve_batches(made, dims.ranks))
-    expected = replicas_reference(made, resolve_batches(made, dims.ranks))  # once for all
-    ranks = dims.dp // made.dp_replicate  # of a replica
-    run = SimWorld(dims.ranks).run
-    for verdict in run(lambda comm: compare_rank(comm, made, expected[comm.rank % dims.dp // ranks])):
-        assert verdict.equal, verdict.first_difference
-        assert verdict.tier == "ordered"
-    return expected
 
 
 @each(
@@ -68,7 +56,11 @@ def judge(made):
 )
 def test_every_replica_equals_one_device_bit_for_bit(values):
     """Loss, gradients, weights, inner and outer state after every step: those of single devices that average."""
-    first, second = (steps[0]["weights"] for steps in judge(config(**values))[:2])
+    made = config(**values)
+    ranks = resolve_dims(made).ranks
+    check_rules(made, resolve_batches(made, ranks))
+    expected = replicas_equal_one_device(ranks, made, made.dp // made.dp_replicate)
+    first, second = (steps[0]["weights"] for steps in expected[:2])
     # Before the first average the replicas have different weights.
     assert any(not np.array_equal(first[name], second[name]) for name in first)
 
@@ -122,8 +114,7 @@ def test_a_resumed_job_has_the_bits_of_the_undisturbed_one(values, tmp_path_fact
     for step in (every, 6):
         again = config(**{**made, "steps": 8}, save=directory, resume=True, from_step=step)
         resumed = SimWorld(4).run(train, again)
-        assert [result.digest for result in resumed] == [result.digest for result in whole]
-        assert resumed[0].losses == whole[0].losses
+        has_the_bits_of(resumed, whole)
         if "outer_fragments" not in made:
             break  # the last checkpoint follows an average, and the job would make none there
 

@@ -7,9 +7,6 @@ operators.py       the operators and methods of a tensor, and what they make of 
 ops/               the operations, one file each, with their gradients
 """
 
-# mypy: implicit_reexport
-# ruff: noqa: F401
-
 from typing import TYPE_CHECKING
 
 from minidist.core.autograd.backward import BackwardPass, backward, backward_hook, backward_hooks, current_pass

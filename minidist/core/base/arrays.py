@@ -10,8 +10,6 @@ another one, scattering into rows, and sums that are fast on both.
 Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 """
 
-# NumPy's names that are imported here are offered to all other modules.
-# mypy: implicit_reexport
 # ruff: noqa: F401, F811
 
 from collections.abc import Callable, Iterator

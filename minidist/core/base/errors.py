@@ -5,7 +5,7 @@ An error message is one sentence that names the rank, the value, the place and t
 Proved by: tests/base/test_errors.py, tests/autograd/test_refusals.py
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -91,12 +91,3 @@ def quoted(value: object, marks: bool = True, most: int = MAX_QUOTED) -> str:
         return text
     half = most // 2 - 2
     return f"{text[:half]}...{text[-half:]}" + (f" ({size:,} characters)" if size > most else "")
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of an error message: `" (did you mean 'adam'?)"`, or nothing when no name is near."""
-    from difflib import get_close_matches
-
-    # No name is near a text of a thousand characters, and comparing one takes long.
-    close = get_close_matches(name, list(names), n=1, cutoff=0.5) if len(name) <= MAX_QUOTED else []
-    return f" (did you mean {quoted(close[0])}?)" if close else ""

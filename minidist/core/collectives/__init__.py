@@ -12,7 +12,5 @@ ring.py         the ring
 ordered.py      sums whose bits depend on no layout
 """
 
-from minidist.core.collectives import naive, ordered, ring  # noqa: F401  register the algorithms that most programs use
+from minidist.core.collectives import naive, ordered, ring  # they register the algorithms that most programs use
 from minidist.core.collectives.calls import all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_scatter
-
-__all__ = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "reduce_scatter"]

@@ -8,9 +8,6 @@ mesh.py             ranks in a grid of axes
 sim/                the simulated world: ranks in one process, virtual time
 """
 
-# mypy: implicit_reexport
-# ruff: noqa: F401
-
 from minidist.core.comm.communicator import ANY, CollectiveCall, Comm, PointToPoint, Request, Work
 from minidist.core.comm.mesh import Mesh, check_communicator, init_device_mesh
 from minidist.core.comm.sim.matching import LinkModel

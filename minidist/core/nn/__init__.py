@@ -7,9 +7,6 @@ experts.py          a mixture of experts
 gpt.py              GPT-2's architecture with GPT-2's names, and what it has in common with Llama
 """
 
-# mypy: implicit_reexport
-# ruff: noqa: F401
-
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports

@@ -4,9 +4,6 @@ optimizer.py    what all optimizers share: slices and groups of parameters, the 
 adam.py         AdamW
 """
 
-# mypy: implicit_reexport
-# ruff: noqa: F401
-
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports

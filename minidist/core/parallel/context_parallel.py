@@ -82,13 +82,12 @@ class RingAttention(Module):
         check_communicator(comm, "RingAttention")
         self.comm = self.sequence_comm = comm
         self.length = hooks.check_whole("length", length)
-        self.spans = [self._spans(rank) for rank in range(comm.size)]
+        self.spans: list[list[Span]] = []
+        for rank in range(comm.size):
+            # Local rows [0, b - a) are global chunk `rank`, those behind them chunk 2P-1-rank.
+            (a, b), (c, d) = chunks_of(length, rank, comm.size)
+            self.spans.append([(slice(0, b - a), rank), (slice(b - a, b - a + d - c), 2 * comm.size - 1 - rank)])
         self.rows = [sum(s.stop - s.start for s, _ in spans) for spans in self.spans]
-
-    def _spans(self, rank: int) -> list[Span]:
-        # Local rows [0, b - a) are global chunk `rank`, those behind them chunk 2P-1-rank.
-        (a, b), (c, d) = chunks_of(self.length, rank, self.comm.size)
-        return [(slice(0, b - a), rank), (slice(b - a, b - a + d - c), 2 * self.comm.size - 1 - rank)]
 
     def positions(self) -> xp.Array:
         """Return the global positions of this rank's tokens."""

@@ -310,31 +310,27 @@ class VocabParallelEmbedding(Module):
         if indices.size and (indices.min() < 0 or indices.max() >= self.vocab_size):
             hooks.operation_checks().refuse_words(self.comm.rank, indices, self.vocab_size)
 
+        # (batch, T) bools: the words that this rank has. The other rows stay zero, and the sum over ranks fills them.
+        weight, own = self.weight, (indices >= self.first) & (indices < self.last)
+        data = xp.zeros((*indices.shape, weight.shape[1]), weight.dtype, weight.data)
+        local = indices[own] - self.first
+        data[own] = xp.take(weight.data, local, axis=0)
+        shape = weight.shape
+
+        def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
+            # Rows of words that do not occur in the batch get zeros; a word that occurs twice gets both gradients.
+            out = xp.empty(shape, g.dtype, g) if out is None else out
+            out.fill(0)
+            xp.scatter_add_rows(out, local, g[own])
+            return out
+
         # (batch, T, width), a summand: each word's row is on one rank.
-        return self.leave(_own_rows(indices, self.weight, self.first, self.last))
+        edges, saved = ((operand(weight), grad),), (local, own)
+        return self.leave(record("vocab_parallel_embedding", data, (), edges, cost=0, saved=saved))
 
     def leave(self, rows: Tensor) -> Tensor:
         """g: sum the summands of all ranks."""
         return reduce_from_tensor_parallel_region(rows, self.comm)
-
-
-def _own_rows(indices: xp.Array, weight: Parameter, first: int, last: int) -> Tensor:
-    """Return weight[index - first] where first <= index < last, zeros elsewhere."""
-    # (batch, T) bools: the words that this rank has. The other rows stay zero, and the sum over ranks fills them.
-    own = (indices >= first) & (indices < last)
-    data = xp.zeros((*indices.shape, weight.shape[1]), weight.dtype, weight.data)
-    local = indices[own] - first
-    data[own] = xp.take(weight.data, local, axis=0)
-    shape = weight.shape
-
-    def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        # Rows of words that do not occur in the batch get zeros; a word that occurs twice gets both gradients.
-        out = xp.empty(shape, g.dtype, g) if out is None else out
-        out.fill(0)
-        xp.scatter_add_rows(out, local, g[own])
-        return out
-
-    return record("vocab_parallel_embedding", data, (), ((operand(weight), grad),), cost=0, saved=(local, own))
 
 
 class VocabParallelHead(ColumnParallelLinear):

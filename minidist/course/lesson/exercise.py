@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.traces import Trace
-from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm.sim.matching import LinkModel
 from minidist.course.lesson.numbers import current
 from minidist.course.lesson.one_rank import Task

@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.read_file import parse_toml
-from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.course.museum.exhibit import Catch, Exhibit, Recording
 
 

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.read_file import parse_toml
-from minidist.core.base.errors import UsageError, nearest, quoted
 
 Named = dict[str, np.ndarray]
 

@@ -13,9 +13,6 @@ storage.py            the file operations of a save
 dry_storage.py        the files of a dry run, which are counted
 """
 
-# mypy: implicit_reexport
-# ruff: noqa: F401
-
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports

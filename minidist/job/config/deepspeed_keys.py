@@ -8,7 +8,7 @@ Source: DeepSpeed's documentation, "Configuration JSON"; the source of deepspeed
 Proved by: tests/config/test_deepspeed.py
 """
 
-from minidist.core.base.errors import nearest
+from minidist.base.errors import nearest
 from minidist.techniques import installed
 from minidist.techniques.deepspeed import Applied, Noted
 

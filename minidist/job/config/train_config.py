@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from types import new_class
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS
 from minidist.base.records import Field, Record, WrongValue, checked
 from minidist.base.user_file import is_user_function
-from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.parallel.dims import ParallelDims
 from minidist.core.pipeline.schedules import get_schedule
 from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights

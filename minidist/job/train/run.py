@@ -117,7 +117,8 @@ class Run(Loop):
         """Attach the extensions of the job to its layout, in place of an earlier layout."""
         self.attached.close()
         for extension in self.job.extensions:
-            self.attached.enter_context(extension.attached(self.strategy))
+            if (context := extension.attached(self.strategy)) is not None:
+                self.attached.enter_context(context)
 
     def evaluate(self, done: int) -> dict[str, float]:
         """Return the losses on held-out data by name, when `done` steps are a multiple of --evaluate-every."""

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from minidist.parallel.context.all_gather_attention import AllGatherAttention as AllGatherAttention
-    from minidist.parallel.context.document_mask import document_ids as document_ids
-    from minidist.parallel.context.document_mask import documents as documents
-    from minidist.parallel.context.ulysses_ring import UlyssesRingAttention as UlyssesRingAttention
+    from minidist.parallel.context.all_gather_attention import AllGatherAttention
+    from minidist.parallel.context.document_mask import document_ids, documents
+    from minidist.parallel.context.ulysses_ring import UlyssesRingAttention
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -8,8 +8,8 @@ Zig-zag, the order of ring attention and all-gather attention, is in core/parall
 Proved by: tests/parallel/test_context.py, tests/parallel/test_ulysses_ring.py
 """
 
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.parallel.context_parallel import zigzag_positions
 

@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from minidist.parallel.expert.data_parallel import ExpertDataParallel as ExpertDataParallel
-    from minidist.parallel.expert.ragged import RaggedExpertParallel as RaggedExpertParallel
-    from minidist.parallel.expert.tensor_parallel import ExpertTensorParallel as ExpertTensorParallel
-    from minidist.parallel.expert.tensor_parallel import expert_gpt_plan as expert_gpt_plan
-    from minidist.parallel.expert.tensor_parallel import expert_llama_plan as expert_llama_plan
+    from minidist.parallel.expert.data_parallel import ExpertDataParallel
+    from minidist.parallel.expert.ragged import RaggedExpertParallel
+    from minidist.parallel.expert.tensor_parallel import ExpertTensorParallel, expert_gpt_plan, expert_llama_plan
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

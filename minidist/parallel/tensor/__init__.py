@@ -16,12 +16,8 @@ from typing import TYPE_CHECKING
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from minidist.parallel.tensor.full_state import full_state_dict as full_state_dict
-    from minidist.parallel.tensor.full_state import full_tensor as full_tensor
-    from minidist.parallel.tensor.full_state import load_full_state_dict as load_full_state_dict
-    from minidist.parallel.tensor.full_state import local_tensor as local_tensor
-    from minidist.parallel.tensor.grad_norm import clip_grad_norm_ as clip_grad_norm_
-    from minidist.parallel.tensor.llama import PrepareModuleInput as PrepareModuleInput
-    from minidist.parallel.tensor.llama import llama_plan as llama_plan
-    from minidist.parallel.tensor.shard_boxes import boxes as boxes
+    from minidist.parallel.tensor.full_state import full_state_dict, full_tensor, load_full_state_dict, local_tensor
+    from minidist.parallel.tensor.grad_norm import clip_grad_norm_
+    from minidist.parallel.tensor.llama import PrepareModuleInput, llama_plan
+    from minidist.parallel.tensor.shard_boxes import boxes
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

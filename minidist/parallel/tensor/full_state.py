@@ -11,9 +11,9 @@ Proved by: tests/parallel/test_tensor.py, tests/checkpoint/test_layouts.py
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from minidist.base.errors import UsageError, nearest
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, nearest
 from minidist.core.base.layout import Layout
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather

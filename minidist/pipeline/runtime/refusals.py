@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from minidist.base.errors import MismatchError, UsageError, nearest, quoted
 from minidist.base.limits import check_whole
 from minidist.comm.communicator import part
 from minidist.comm.message_checks import CheckedMessages
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import MismatchError, UsageError, nearest, quoted
 from minidist.core.base.random import fingerprint
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast

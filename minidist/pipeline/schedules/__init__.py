@@ -11,14 +11,9 @@ refusals.py   sizes and options that a schedule cannot have
 """
 
 from minidist.base.extras import import_modules
-from minidist.core.pipeline.schedules import SCHEDULES, Schedule
-from minidist.core.pipeline.schedules import get_schedule as get_schedule
-from minidist.pipeline.schedules.load import load_plan as load_plan
-from minidist.pipeline.schedules.text import from_cells as from_cells
-from minidist.pipeline.schedules.text import from_csv as from_csv
-from minidist.pipeline.schedules.text import from_text as from_text
-from minidist.pipeline.schedules.text import read as read
-from minidist.pipeline.schedules.text import read_csv as read_csv
+from minidist.core.pipeline.schedules import SCHEDULES, Schedule, get_schedule
+from minidist.pipeline.schedules.load import load_plan
+from minidist.pipeline.schedules.text import from_cells, from_csv, from_text, read, read_csv
 
 import_modules(__name__, __path__)  # the files register their schedules
 

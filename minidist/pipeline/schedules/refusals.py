@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from minidist.core.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.core.pipeline.schedules import Schedule
 
 MAX_FORWARDS = 1_000_000  # of a plan; a second or two on one core for each hundred thousand

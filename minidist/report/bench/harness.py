@@ -22,12 +22,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted
 from minidist.base.process import tune_process
 from minidist.base.read_file import parse_json
 from minidist.comm.launched import launched_rank
 from minidist.comm.launcher import run_under_mpiexec
 from minidist.comm.mpi.world import MPIWorld
-from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted
 from minidist.report.bench.environment import environment, has_torch
 
 Step = Callable[[], float]  # one training step; returns the loss

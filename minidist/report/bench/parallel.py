@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.errors import UsageError
 from minidist.comm.mpi.world import MPIWorld
-from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.core.nn import FlatParameters, Module
 from minidist.core.optim import AdamW

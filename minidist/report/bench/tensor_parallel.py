@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.errors import UsageError
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.autograd import Tensor
-from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.core.nn import Block, FlatParameters, GPTConfig, Sequential
 from minidist.core.optim import AdamW

@@ -9,11 +9,11 @@ Proved by: tests/bench/test_collectives.py
 from collections.abc import Sequence
 from typing import Any
 
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import MAX_COUNT, MAX_SWEPT_RANKS, check_ranks
 from minidist.collectives import bus_factor
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.auto import cheapest, virtual_seconds
-from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm import LinkModel
 
 SIZES = tuple(2**exponent for exponent in range(0, 27, 2))  # 1 B to 64 MiB

@@ -25,44 +25,41 @@ def _divides(axis: str) -> Value:
     return lambda j: j.asynchronous and getattr(j, axis) != 1
 
 
-RULES = (
-    # No moment has the gradients, or the weights, of one step on all stages.
-    Rule(
-        "stashing-updates-every-micro-batch",
-        lambda j: j.updates in ("stash", "vertical-sync") and j.microbatches > 1,
-        "--schedule {schedule} updates after every micro-batch, and a step has {microbatches} of them",
-        "use --microbatches 1, or pipedream-2bw",
-    ),
-    *(
-        Rule(
-            f"asynchronous-with-{name}",
-            _divides(name),
-            f"not implemented: --schedule {{schedule}} runs on one pipeline of whole layers, without --{name}"
-            f" {{{name}}}",
-            f"use {instead}",
-        )
-        for name, instead in (
-            ("dp", "--replicas 2,1,.."),
-            ("tp", "a synchronous schedule"),
-            ("cp", "a synchronous schedule"),
-        )
-    ),
-    Rule(
-        "asynchronous-with-zero",
-        lambda j: j.asynchronous and j.zero,
-        "--zero {zero} is of the gradients that data-parallel ranks reduce, and --schedule {schedule} has no such"
-        " ranks",
-        "use a synchronous schedule, such as 1f1b",
-    ),
-)
-
-
 class Asynchronous(Extension):
     """Runs the pipeline of a schedule that updates the weights on the way."""
 
     switches = (("schedule", "1f1b"),)
     panel = "Pipeline parallelism"
-    rules = RULES
+    rules = (
+        # No moment has the gradients, or the weights, of one step on all stages.
+        Rule(
+            "stashing-updates-every-micro-batch",
+            lambda j: j.updates in ("stash", "vertical-sync") and j.microbatches > 1,
+            "--schedule {schedule} updates after every micro-batch, and a step has {microbatches} of them",
+            "use --microbatches 1, or pipedream-2bw",
+        ),
+        *(
+            Rule(
+                f"asynchronous-with-{name}",
+                _divides(name),
+                f"not implemented: --schedule {{schedule}} runs on one pipeline of whole layers, without --{name}"
+                f" {{{name}}}",
+                f"use {instead}",
+            )
+            for name, instead in (
+                ("dp", "--replicas 2,1,.."),
+                ("tp", "a synchronous schedule"),
+                ("cp", "a synchronous schedule"),
+            )
+        ),
+        Rule(
+            "asynchronous-with-zero",
+            lambda j: j.asynchronous and j.zero,
+            "--zero {zero} is of the gradients that data-parallel ranks reduce, and --schedule {schedule} has no such"
+            " ranks",
+            "use a synchronous schedule, such as 1f1b",
+        ),
+    )
     drains = False
 
     @classmethod

@@ -20,7 +20,6 @@ Proved by: tests/train/test_asynchronous.py
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -113,7 +112,7 @@ class AsynchronousPipeline(MeshStrategy):
             stages,
             job.loss_of,
             versions=self.versions,
-            coordinates=self._coordinates,
+            coordinates=lambda i: job.coordinates(*self._place(i)),
             period=period_of(config, job.batches.accumulation),
         )
         self.stream = Stream(self.pipe, job.batches.accumulation)
@@ -190,9 +189,6 @@ class AsynchronousPipeline(MeshStrategy):
         """Return the step, and the number in it, of micro-batch i of the stream."""
         step, number = divmod(i, self.job.batches.accumulation)
         return self.first + step, number
-
-    def _coordinates(self, i: int) -> AbstractContextManager[Any]:
-        return self.job.coordinates(*self._place(i))
 
     def _part(self, index: int) -> MicroBatches:
         """Return the inputs (0) or the targets (1) of the stream, each micro-batch read when a stage needs it."""

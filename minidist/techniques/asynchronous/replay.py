@@ -40,7 +40,7 @@ class DelayedUnit:
         self.flat = FlatParameters(parameters)
         self.optimizer = ScheduledOptimizer(job, self.flat)
         self.updates, self.accumulation = updates_of(job.config.schedule), job.batches.accumulation
-        self.tied, self.last_stage = len(places) > 1, len(replicas) - 1
+        self.last_stage = len(replicas) - 1
 
         # Micro-batches per update: a turn of all ranks that have the parameters.
         self.round = self.accumulation if self.updates == "2bw" else lcm(*(replicas[stage] for stage in places))
@@ -195,9 +195,6 @@ class DelayedDevice(MeshStrategy):
         for unit in self.units:
             add_record(result, unit.flat, unit.latest, unit.gradient, unit.state)
         return result
-
-    def square_sums(self) -> Array:
-        raise NotImplementedError("--clip does not combine with asynchronous schedules")
 
 
 def replay(config: TrainConfig, batches: Batches, observers: Sequence[Observer] = ()) -> list[float]:

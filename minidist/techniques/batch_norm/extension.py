@@ -20,20 +20,18 @@ from typing import Any, Literal
 
 from minidist.core.base.errors import UsageError
 from minidist.core.parallel.dims import Axes
-from minidist.techniques import AxisRun, Extension, Field, Rule, Run, Settings, changes_batches, without_effect
-
-
-class BatchNormSettings(Settings):
-    batch_norm: Literal["local", "sync", "none"] = Field(
-        "local",
-        description="cnn: statistics of each micro-batch (local), of all data-parallel ranks' (sync), or no norms",
-    )
+from minidist.techniques import AxisRun, Extension, Field, Record, Rule, Run, changes_batches, without_effect
 
 
 class BatchNorms(Extension):
     """Leaves the batch norms of a CNN out, or lets them normalise over the ranks."""
 
-    Settings = BatchNormSettings
+    class Settings(Record):
+        batch_norm: Literal["local", "sync", "none"] = Field(
+            "local",
+            description="cnn: statistics of each micro-batch (local), of all data-parallel ranks' (sync), or no norms",
+        )
+
     switches = (("model", "gpt"),)
     panel = "Model and data"
     rules = (

@@ -20,26 +20,27 @@ from typing import Any
 from minidist.base.limits import MAX_BATCH
 from minidist.core.comm import Comm
 from minidist.data import microbatch_numbers
-from minidist.techniques import Extension, Field, Settings
+from minidist.techniques import Extension, Field, Record
 
 MAX_WORKERS = 64  # processes that make the batches of a rank
-
-
-class BatchesAheadSettings(Settings):
-    """The flags. A technique that chooses batches while it trains refuses them by a rule (`adaptive_batch`)."""
-
-    prefetch_batches: int = Field(
-        0, ge=0, le=MAX_BATCH, description="batches of each rank that a thread, or its workers, prepare ahead; 0: none"
-    )
-    loader_workers: int = Field(
-        0, ge=0, le=MAX_WORKERS, description="worker processes of each rank that make its batches; 0: none"
-    )
 
 
 class BatchesAhead(Extension):
     """Makes batches before they are asked for; see `PrefetchingSampler` and `WorkerSampler`."""
 
-    Settings = BatchesAheadSettings
+    class Settings(Record):
+        """The flags. A technique that chooses batches while it trains refuses them by a rule (`adaptive_batch`)."""
+
+        prefetch_batches: int = Field(
+            0,
+            ge=0,
+            le=MAX_BATCH,
+            description="batches of each rank that a thread, or its workers, prepare ahead; 0: none",
+        )
+        loader_workers: int = Field(
+            0, ge=0, le=MAX_WORKERS, description="worker processes of each rank that make its batches; 0: none"
+        )
+
     panel = "Model and data"
 
     def build(self, job: Any, comm: Comm | None) -> None:

@@ -19,20 +19,20 @@ from typing import Any
 from minidist.base.limits import MAX_COUNT
 from minidist.core.parallel.data_parallel import BUCKET_MEGABYTES
 from minidist.core.parallel.zero import REDUCE_BUCKET_SIZE
-from minidist.techniques import Extension, Field, Rule, Settings, without_effect
-
-
-class BucketSettings(Settings):
-    bucket_cap_mb: float = Field(BUCKET_MEGABYTES, gt=0, le=1e9, description="largest gradient bucket, in 1e6 bytes")
-    reduce_bucket_size: int = Field(
-        REDUCE_BUCKET_SIZE, ge=1, le=MAX_COUNT, description="ZeRO 1, 2: maximum elements of a gradient bucket"
-    )
+from minidist.techniques import Extension, Field, Record, Rule, without_effect
 
 
 class Buckets(Extension):
     """Gives the wrapper of the model the size of its buckets."""
 
-    Settings = BucketSettings
+    class Settings(Record):
+        bucket_cap_mb: float = Field(
+            BUCKET_MEGABYTES, gt=0, le=1e9, description="largest gradient bucket, in 1e6 bytes"
+        )
+        reduce_bucket_size: int = Field(
+            REDUCE_BUCKET_SIZE, ge=1, le=MAX_COUNT, description="ZeRO 1, 2: maximum elements of a gradient bucket"
+        )
+
     panel = "Data parallelism"
     rules = (
         Rule(
@@ -44,7 +44,7 @@ class Buckets(Extension):
         without_effect("reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
         without_effect("bucket_cap_mb", lambda j: j.zero == 0, "--zero 0"),
     )
-    alone = tuple((name, lambda j: False) for name in BucketSettings.model_fields)
+    alone = tuple((name, lambda j: False) for name in Settings.model_fields)
     unplanned = ("bucket_cap_mb",)
 
     def wrapper_options(self, config: Any) -> Mapping[str, Any]:

@@ -13,27 +13,28 @@ Proved by: tests/checkpoint/test_resume.py, tests/config/test_rules.py
 """
 
 from minidist.base.limits import MAX_COUNT
-from minidist.techniques import Extension, Field, History, Rule, Settings
-
-
-class CheckpointHistorySettings(Settings):
-    """The flags; --save, --every and --resume are settings of every job."""
-
-    keep: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="the number of a run's latest checkpoints that are kept (default: all)"
-    )
-    from_step: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="resume from the checkpoint of this step, not the latest one"
-    )
-    overwrite: bool = Field(
-        False, description="begin a new run in a --save directory with checkpoints; the old checkpoints are kept"
-    )
+from minidist.techniques import Extension, Field, History, Record, Rule
 
 
 class CheckpointHistory(Extension):
     """Says which checkpoints count."""
 
-    Settings = CheckpointHistorySettings
+    class Settings(Record):
+        """The flags; --save, --every and --resume are settings of every job."""
+
+        keep: int | None = Field(
+            None,
+            ge=1,
+            le=MAX_COUNT,
+            description="the number of a run's latest checkpoints that are kept (default: all)",
+        )
+        from_step: int | None = Field(
+            None, ge=1, le=MAX_COUNT, description="resume from the checkpoint of this step, not the latest one"
+        )
+        overwrite: bool = Field(
+            False, description="begin a new run in a --save directory with checkpoints; the old checkpoints are kept"
+        )
+
     for_all_steps = True
     rules = (
         Rule(

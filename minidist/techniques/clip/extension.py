@@ -18,19 +18,17 @@ from typing import Any
 
 from minidist.core.comm import Comm
 from minidist.core.optim import NORM_BLOCK
-from minidist.techniques import AxisRun, Extension, Field, Rule, Run, Settings
+from minidist.techniques import AxisRun, Extension, Field, Record, Rule, Run
 
 NUMBER = 8  # bytes of a sum of squares
-
-
-class ClipSettings(Settings):
-    clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
 
 
 class Clip(Extension):
     """Gives the job's steps the maximum norm."""
 
-    Settings = ClipSettings
+    class Settings(Record):
+        clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
+
     panel = "Optimization"
     rules = (
         Rule(

@@ -32,9 +32,6 @@ push.py            what a worker pushes to a parameter server
 Proved by: tests/techniques/test_compressors.py
 """
 
-# mypy: implicit_reexport
-# ruff: noqa: F401
-
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports

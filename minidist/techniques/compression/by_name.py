@@ -5,8 +5,8 @@ Proved by: tests/techniques/test_compressors.py
 
 from collections.abc import Callable
 
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import MAX_COUNT, MIN_VALUE
-from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm import Comm
 from minidist.techniques.compression.elementwise import MAX_LEVELS, QSGD, Cast, Sign, TopK
 from minidist.techniques.compression.error_feedback import GradientCompressor

@@ -8,7 +8,6 @@ Proved by: tests/techniques/test_compressors.py, tests/techniques/test_compressi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,29 +24,18 @@ from minidist.core.parallel.data_parallel import Bucket
 from minidist.parallel.compressor import Compressor
 
 
-@dataclass(frozen=True)
 class Part:
-    """Some parameters of a bucket, as a bucket: those that the same ranks hold."""
+    """Some parameters of a bucket, as a bucket: those that the same ranks hold.
 
-    index: Any
-    bucket: Bucket
-    parameters: Sequence[Any]
-    places: Sequence[Any]  # the slices of the bucket where its parameters are
+    places: the slices of the bucket where its parameters are. flat, slice: the flat parameters of the bucket, and its
+    place in them. size: the number of elements.
+    """
 
-    @property
-    def flat(self) -> Any:
-        """The flat parameters of the bucket."""
-        return self.bucket.flat
-
-    @property
-    def slice(self) -> slice:
-        """The place of the bucket in them."""
-        return self.bucket.slice
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return sum(self._sizes())
+    def __init__(self, index: Any, bucket: Bucket, parameters: Sequence[Any], places: Sequence[slice]) -> None:
+        self.index, self.bucket, self.parameters, self.places = index, bucket, parameters, places
+        self.flat, self.slice = bucket.flat, bucket.slice
+        self.sizes = [place.stop - place.start for place in places]
+        self.size = sum(self.sizes)
 
     @property
     def buffer(self) -> np.ndarray:
@@ -61,11 +49,8 @@ class Part:
 
     def put(self, array: np.ndarray, values: np.ndarray) -> None:
         """Put the values of this part into an array of the whole bucket."""
-        for place, piece in zip(self.places, cut(values, self._sizes()), strict=True):
+        for place, piece in zip(self.places, cut(values, self.sizes), strict=True):
             array[place] = piece
-
-    def _sizes(self) -> list[int]:
-        return [place.stop - place.start for place in self.places]
 
 
 class GradientCompressor(Compressor):

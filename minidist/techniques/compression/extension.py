@@ -17,17 +17,8 @@ from typing import Any, ClassVar
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
-from minidist.techniques import AxisRun, Extension, Field, Rule, Run, Settings, compression
+from minidist.techniques import AxisRun, Extension, Field, Record, Rule, Run, compression
 from minidist.techniques.bucket import ReplicaBucket
-
-
-class CompressionSettings(Settings):
-    compression: str = Field(
-        "none",
-        description=(
-            "how gradients are compressed: none, fp16, bf16, topk:K (a share below 1), sign, qsgd:LEVELS, powersgd:RANK"
-        ),
-    )
 
 
 def method(job: Any) -> str:
@@ -40,55 +31,61 @@ def only_casts(job: Any) -> bool:
     return method(job) in ("none", "fp16", "bf16")
 
 
-RULES = (
-    Rule(
-        "compression-with-zero",
-        lambda j: method(j) != "none" and j.zero == 3,
-        "--compression {compression} gives every rank the whole sum and, for error feedback, a residual of the size of"
-        " the model; with --zero 3 a rank has memory for its share of the model alone",
-        "use --zero 0, 1 or 2",
-    ),
-    Rule(
-        "compression-with-reduction",
-        lambda j: method(j) != "none" and j.is_changed("reduction"),
-        "--compression {compression} replaces the all-reduce of a gradient, whose order --reduction {reduction} sets",
-        "leave out one of the two",
-    ),
-    Rule(
-        "compression-with-loss-scaling",
-        # A cast passes an overflow on as it is.
-        lambda j: not only_casts(j) and j.precision == "fp16",
-        "--compression {compression} computes with norms and with what earlier steps left, and with --precision"
-        " {precision} gradients overflow and change their scale between steps",
-        "use --precision bf16, fp32 or fp64, or --compression bf16",
-    ),
-    Rule(
-        "asynchronous-with-compression",
-        lambda j: j.asynchronous and method(j) != "none",
-        "--compression {compression} is of the gradients that data-parallel ranks reduce, and --schedule {schedule} has"
-        " no such ranks",
-        "use a synchronous schedule, such as 1f1b",
-    ),
-    Rule(
-        "repartition-with-compression",
-        lambda j: j.optional("repartition_every") and not only_casts(j),
-        "--compression {compression} depends on which gradients share a bucket, and --repartition-every"
-        " {repartition_every} puts them into others by measured times",
-        "use fp16 or bf16, or leave one of them out",
-    ),
-)
-
-
 RESIDUAL = "residual"  # its name in a checkpoint
 
 
 class Compression(Extension):
     """Compresses the gradients that data-parallel ranks send each other; see `GradientCompressor`."""
 
-    Settings = CompressionSettings
+    class Settings(Record):
+        compression: str = Field(
+            "none",
+            description=(
+                "how gradients are compressed: none, fp16, bf16, topk:K (a share below 1), sign, qsgd:LEVELS,"
+                " powersgd:RANK"
+            ),
+        )
+
     panel = "Data parallelism"
     key = "compression"
-    rules = RULES
+    rules = (
+        Rule(
+            "compression-with-zero",
+            lambda j: method(j) != "none" and j.zero == 3,
+            "--compression {compression} gives every rank the whole sum and, for error feedback, a residual of the"
+            " size of the model; with --zero 3 a rank has memory for its share of the model alone",
+            "use --zero 0, 1 or 2",
+        ),
+        Rule(
+            "compression-with-reduction",
+            lambda j: method(j) != "none" and j.is_changed("reduction"),
+            "--compression {compression} replaces the all-reduce of a gradient, whose order --reduction {reduction}"
+            " sets",
+            "leave out one of the two",
+        ),
+        Rule(
+            "compression-with-loss-scaling",
+            # A cast passes an overflow on as it is.
+            lambda j: not only_casts(j) and j.precision == "fp16",
+            "--compression {compression} computes with norms and with what earlier steps left, and with --precision"
+            " {precision} gradients overflow and change their scale between steps",
+            "use --precision bf16, fp32 or fp64, or --compression bf16",
+        ),
+        Rule(
+            "asynchronous-with-compression",
+            lambda j: j.asynchronous and method(j) != "none",
+            "--compression {compression} is of the gradients that data-parallel ranks reduce, and --schedule"
+            " {schedule} has no such ranks",
+            "use a synchronous schedule, such as 1f1b",
+        ),
+        Rule(
+            "repartition-with-compression",
+            lambda j: j.optional("repartition_every") and not only_casts(j),
+            "--compression {compression} depends on which gradients share a bucket, and --repartition-every"
+            " {repartition_every} puts them into others by measured times",
+            "use fp16 or bf16, or leave one of them out",
+        ),
+    )
     # Without a pipeline a bucket is compressed, and used as it comes out, also where no other rank gets it.
     alone = (("compression", lambda j: bool(j.pp == 1)),)
     sums_buckets = True

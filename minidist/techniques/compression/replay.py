@@ -56,7 +56,7 @@ class CompressionReplay:
             sent = [
                 self.rounded(gradient.astype(wide), bucket, rank) for rank, gradient in enumerate(gradients, self.first)
             ]
-            return added(sent).astype(self.dtype)
+            return self.added(sent)
 
         # With error feedback: what is left over joins the next gradient.
         place = bucket.group, bucket.index
@@ -67,7 +67,11 @@ class CompressionReplay:
             return total.astype(self.dtype)
         sent = [self.largest(x) if self.method == "topk" else signs(x) for x in corrected]
         self.residuals[place] = [x - what for x, what in zip(corrected, sent, strict=True)]
-        return added(sent).astype(self.dtype)
+        return self.added(sent)
+
+    def added(self, parts: Arrays) -> np.ndarray:
+        """Return the sum in rank order."""
+        return sum(parts, xp.zeros_like(parts[0])).astype(self.dtype)
 
     def rounded(self, x: np.ndarray, bucket: ReplicaBucket, rank: int) -> np.ndarray:
         """Return what QSGD sends: x at random levels, with numbers of this replica's own."""
@@ -89,7 +93,8 @@ class CompressionReplay:
         total, residuals = xp.zeros_like(corrected[0]), [xp.zeros_like(x) for x in corrected]
         matrices, vectors = [], []
         # From the last one, as backward gets to them: where a ring cuts them follows from this order.
-        for parameter, (start, stop) in reversed(list(zip(bucket, places(bucket), strict=True))):
+        places = pairwise(offsets([p.size for p in bucket]))
+        for parameter, (start, stop) in reversed(list(zip(bucket, places, strict=True))):
             m, k = parameter.shape[0], prod(parameter.shape[1:])
             r = min(int(self.number or 0), m, k)
             if len(parameter.shape) > 1 and r * (m + k) < m * k:
@@ -126,24 +131,11 @@ class CompressionReplay:
                 residual[at] = (own[i] - p @ q_mine[i].T).reshape(-1)
 
 
-def places(bucket: Sequence[Parameter]) -> list[tuple[int, int]]:
-    """Return (start, stop) of each parameter in the bucket."""
-    return list(pairwise(offsets([p.size for p in bucket])))
-
-
 def signs(x: np.ndarray) -> np.ndarray:
     """Return what SignSGD sends: one magnitude with the sign of each element."""
     scale = xp.absolute(x).sum() / x.dtype.type(x.size)
     result: np.ndarray = xp.where(x >= 0, scale, -scale)
     return result
-
-
-def added(parts: Arrays) -> np.ndarray:
-    """Return the sum in rank order."""
-    total = xp.zeros_like(parts[0])
-    for part in parts:
-        total = total + part
-    return total
 
 
 def ring_sum(parts: Arrays) -> np.ndarray:

@@ -12,16 +12,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from minidist.base.records import Record
 from minidist.core.comm import Comm
-from minidist.techniques import Extension, Field, Moment, Run, Settings
+from minidist.techniques import Extension, Field, Moment, Record, Run
 from minidist.techniques.data_ledger.ledger import ROW, DataLedger
-
-
-class DataLedgerSettings(Settings):
-    check_data: bool = Field(
-        False, description="after every step, check that all ranks together read each sample once per epoch"
-    )
 
 
 class LedgerState(Record, strict=True):
@@ -34,7 +27,11 @@ class LedgerState(Record, strict=True):
 class DataCheck(Extension):
     """Holds every rank's reads to the list of the epochs' samples; see `DataLedger`."""
 
-    Settings = DataLedgerSettings
+    class Settings(Record):
+        check_data: bool = Field(
+            False, description="after every step, check that all ranks together read each sample once per epoch"
+        )
+
     observes = True
     unlike = "the samples of --check-data"
     key = "data_ledger"

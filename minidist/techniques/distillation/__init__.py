@@ -1,8 +1,5 @@
 """--distill-from CHECKPOINT: a student learns from labels and from the logits of a trained model, its teacher."""
 
-# mypy: implicit_reexport
-# ruff: noqa: F401
-
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports

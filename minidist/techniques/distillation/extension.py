@@ -18,38 +18,7 @@ from minidist.base.limits import MAX_RANKS
 from minidist.core.comm import Comm
 from minidist.data import load_dataset
 from minidist.parallel.replica_guard import startup_bytes
-from minidist.techniques import Extension, Field, Rule, Run, Settings, Value, distillation, without_effect
-
-
-class DistillationSettings(Settings):
-    distill_from: str | None = Field(
-        None, description="knowledge distillation: the checkpoint of the teacher, a --save directory or a folder in it"
-    )
-    temperature: float = Field(
-        2.0,
-        gt=0,
-        description="distillation: divisor of teacher's and student's logits; higher shows more of the wrong classes",
-    )
-    distill_weight: float = Field(
-        0.5, gt=0, le=1, description="distillation: weight of the teacher's part of the loss; the labels have the rest"
-    )
-    teacher_precision: Literal["fp32", "fp64", "fp16", "bf16"] | None = Field(
-        None, description="distillation: dtype in which the teacher computes (default: --precision)"
-    )
-    shard_teacher: bool = Field(
-        False, description="distillation: a share of each layer of the teacher on each rank, gathered when it computes"
-    )
-    teacher_ranks: int = Field(
-        0, ge=0, le=MAX_RANKS, description="distillation: ranks after those of the axes, which compute the logits"
-    )
-    teacher_cache: str | None = Field(
-        None,
-        description=(
-            "distillation: directory that keeps the logits of each sample for later epochs and runs; default: that of"
-            " all cached data"
-        ),
-    )
-
+from minidist.techniques import Extension, Field, Record, Rule, Run, Value, distillation, without_effect
 
 PLACES = {"shard_teacher": "--shard-teacher", "teacher_ranks": "--teacher-ranks"}  # where other ranks have a part
 
@@ -59,80 +28,105 @@ def _given(name: str, where: Value) -> Value:
     return lambda job: getattr(job, name) and where(job)
 
 
-RULES = (
-    Rule(
-        "teacher-without-student",
-        lambda j: j.teacher_ranks > j.data_ranks // j.cp,
-        "--teacher-ranks {teacher_ranks} are more than the {replicas_of_data} data-parallel replicas, and each replica"
-        " has one teacher",
-        "use --teacher-ranks {replicas_of_data} at most",
-        {"replicas_of_data": lambda j: j.dims.dp},
-    ),
-    *(
-        Rule(
-            f"{name.replace('_', '-')}-in-a-pipeline",
-            _given(name, lambda j: j.pp > 1),
-            f"{flag} needs ranks that use logits at the same time, and with --pp {{pp}} the schedule decides"
-            " which rank computes a loss, and when",
-        )
-        for name, flag in PLACES.items()
-    ),
-    *(
-        Rule(
-            f"{name.replace('_', '-')}-with-server",
-            _given(name, lambda j: j.server),
-            f"{flag} needs ranks that use logits at the same time, and the workers of --strategy ps exchange"
-            " nothing with each other",
-            "leave it out, or use --strategy auto",
-        )
-        for name, flag in PLACES.items()
-    ),
-    Rule(
-        "sharded-teacher-with-a-cache",
-        lambda j: j.shard_teacher and j.teacher_cache is not None,
-        "--shard-teacher gathers layers on all ranks at the same time, and with --teacher-cache {teacher_cache} a rank"
-        " that finds its logits in the cache gathers none",
-        "leave one of them out",
-    ),
-    Rule(
-        "sharded-teacher-on-its-own-ranks",
-        lambda j: j.shard_teacher and j.teacher_ranks,
-        "--shard-teacher divides the teacher among the students' ranks, and with --teacher-ranks {teacher_ranks} these"
-        " hold no teacher",
-        "leave one of them out",
-    ),
-    *(
-        without_effect(name, lambda j: j.distill_from is not None, "--distill-from", switch=name == "shard_teacher")
-        for name in DistillationSettings.model_fields
-        if name != "distill_from"
-    ),
-)
-
-
 class Distillation(Extension):
     """Gives each micro-batch the logits of a teacher in addition to its labels; see `DistillationLoss`."""
 
-    Settings = DistillationSettings
+    class Settings(Record):
+        distill_from: str | None = Field(
+            None,
+            description="knowledge distillation: the checkpoint of the teacher, a --save directory or a folder in it",
+        )
+        temperature: float = Field(
+            2.0,
+            gt=0,
+            description="distillation: divisor of teacher's and student's logits; higher shows more of the wrong"
+            " classes",
+        )
+        distill_weight: float = Field(
+            0.5,
+            gt=0,
+            le=1,
+            description="distillation: weight of the teacher's part of the loss; the labels have the rest",
+        )
+        teacher_precision: Literal["fp32", "fp64", "fp16", "bf16"] | None = Field(
+            None, description="distillation: dtype in which the teacher computes (default: --precision)"
+        )
+        shard_teacher: bool = Field(
+            False,
+            description="distillation: a share of each layer of the teacher on each rank, gathered when it computes",
+        )
+        teacher_ranks: int = Field(
+            0, ge=0, le=MAX_RANKS, description="distillation: ranks after those of the axes, which compute the logits"
+        )
+        teacher_cache: str | None = Field(
+            None,
+            description=(
+                "distillation: directory that keeps the logits of each sample for later epochs and runs; default: that"
+                " of all cached data"
+            ),
+        )
+
+    main = "distill_from"
     panel = "Optimization"
-    rules = RULES
+    rules = (
+        Rule(
+            "teacher-without-student",
+            lambda j: j.teacher_ranks > j.data_ranks // j.cp,
+            "--teacher-ranks {teacher_ranks} are more than the {replicas_of_data} data-parallel replicas, and each"
+            " replica has one teacher",
+            "use --teacher-ranks {replicas_of_data} at most",
+            {"replicas_of_data": lambda j: j.dims.dp},
+        ),
+        *(
+            Rule(
+                f"{name.replace('_', '-')}-in-a-pipeline",
+                _given(name, lambda j: j.pp > 1),
+                f"{flag} needs ranks that use logits at the same time, and with --pp {{pp}} the schedule decides"
+                " which rank computes a loss, and when",
+            )
+            for name, flag in PLACES.items()
+        ),
+        *(
+            Rule(
+                f"{name.replace('_', '-')}-with-server",
+                _given(name, lambda j: j.server),
+                f"{flag} needs ranks that use logits at the same time, and the workers of --strategy ps exchange"
+                " nothing with each other",
+                "leave it out, or use --strategy auto",
+            )
+            for name, flag in PLACES.items()
+        ),
+        Rule(
+            "sharded-teacher-with-a-cache",
+            lambda j: j.shard_teacher and j.teacher_cache is not None,
+            "--shard-teacher gathers layers on all ranks at the same time, and with --teacher-cache {teacher_cache} a"
+            " rank that finds its logits in the cache gathers none",
+            "leave one of them out",
+        ),
+        Rule(
+            "sharded-teacher-on-its-own-ranks",
+            lambda j: j.shard_teacher and j.teacher_ranks,
+            "--shard-teacher divides the teacher among the students' ranks, and with --teacher-ranks {teacher_ranks}"
+            " these hold no teacher",
+            "leave one of them out",
+        ),
+        *(
+            without_effect(name, lambda j: j.distill_from is not None, "--distill-from", switch=name == "shard_teacher")
+            for name in Settings.model_fields
+            if name != "distill_from"
+        ),
+    )
     alone = (("shard_teacher", lambda job: False),)
     key = "teacher_digest"
     fixed = ("distill_from", "temperature", "distill_weight", "teacher_precision")
     by_content = ("distill_from",)
+    by_values = ("teacher_cache",)
     trainers = "students"
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
         if settings.teacher_ranks:
             self.unlike = f"the ranks of --teacher-ranks {settings.teacher_ranks}"
-
-    @classmethod
-    def used_by(cls, config: Any) -> bool:
-        return config.distill_from is not None
-
-    @classmethod
-    def needs_values(cls, config: Any) -> dict[str, Any]:
-        return {"--teacher-cache": config.teacher_cache}
 
     @classmethod
     def beside(cls, config: Any, ranks: int | None = None) -> int:

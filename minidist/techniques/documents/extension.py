@@ -18,53 +18,48 @@ from typing import Any
 from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm
 from minidist.parallel.context import document_ids, documents
-from minidist.techniques import Extension, Field, Rule, Settings
-
-
-class DocumentsSettings(Settings):
-    document_separator: int | None = Field(
-        None, ge=0, description="token that ends a document, inside which attention stays"
-    )
-
-
-RULES = (
-    Rule(
-        "documents-of-language-models",
-        lambda j: j.document_separator is not None and (not j.is_language_model or j.is_own_model),
-        "--document-separator {document_separator} masks attention, which minidist does in its models gpt and llama,"
-        " not in --model {model}",
-        "use --model gpt or llama, or leave it out",
-    ),
-    Rule(
-        "documents-of-the-data",
-        lambda j: j.document_separator is not None and j.document_separator >= j.dataset.vocab_size,
-        "--document-separator {document_separator} is out of range: the tokens of --data {data} are 0..{largest}",
-        "use one of them",
-        {"largest": lambda j: j.dataset.vocab_size - 1},
-    ),
-    Rule(
-        "documents-on-a-ring",
-        lambda j: j.document_separator is not None and j.cp > 1 and j.attention in ("ring", "ulysses-ring"),
-        "not implemented: --attention {attention} has no masks but the causal one, and --document-separator"
-        " {document_separator} needs one for each row",
-        "use --attention all-gather or ulysses",
-    ),
-    Rule(
-        "documents-in-an-asynchronous-pipeline",
-        lambda j: j.document_separator is not None and j.asynchronous,
-        "not implemented: --schedule {schedule} computes a stream of micro-batches without the masks of"
-        " --document-separator {document_separator}",
-        "use a synchronous one, such as 1f1b",
-    ),
-)
+from minidist.techniques import Extension, Field, Record, Rule
 
 
 class Documents(Extension):
     """Keeps attention inside documents. ids: of the micro-batches that were read last, by their numbers."""
 
-    Settings = DocumentsSettings
+    class Settings(Record):
+        document_separator: int | None = Field(
+            None, ge=0, description="token that ends a document, inside which attention stays"
+        )
+
     panel = "Context parallelism"
-    rules = RULES
+    rules = (
+        Rule(
+            "documents-of-language-models",
+            lambda j: j.document_separator is not None and (not j.is_language_model or j.is_own_model),
+            "--document-separator {document_separator} masks attention, which minidist does in its models gpt and"
+            " llama, not in --model {model}",
+            "use --model gpt or llama, or leave it out",
+        ),
+        Rule(
+            "documents-of-the-data",
+            lambda j: j.document_separator is not None and j.document_separator >= j.dataset.vocab_size,
+            "--document-separator {document_separator} is out of range: the tokens of --data {data} are 0..{largest}",
+            "use one of them",
+            {"largest": lambda j: j.dataset.vocab_size - 1},
+        ),
+        Rule(
+            "documents-on-a-ring",
+            lambda j: j.document_separator is not None and j.cp > 1 and j.attention in ("ring", "ulysses-ring"),
+            "not implemented: --attention {attention} has no masks but the causal one, and --document-separator"
+            " {document_separator} needs one for each row",
+            "use --attention all-gather or ulysses",
+        ),
+        Rule(
+            "documents-in-an-asynchronous-pipeline",
+            lambda j: j.document_separator is not None and j.asynchronous,
+            "not implemented: --schedule {schedule} computes a stream of micro-batches without the masks of"
+            " --document-separator {document_separator}",
+            "use a synchronous one, such as 1f1b",
+        ),
+    )
     fixed = ("document_separator",)
     in_evaluations = True
 

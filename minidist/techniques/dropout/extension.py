@@ -14,18 +14,16 @@ Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.p
 from collections.abc import Mapping
 from typing import Any
 
-from minidist.techniques import Extension, Field, Rule, Settings
-
-
-class DropoutSettings(Settings):
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
+from minidist.techniques import Extension, Field, Record, Rule
 
 
 class Dropouts(Extension):
     """Gives the model the probabilities."""
 
-    Settings = DropoutSettings
+    class Settings(Record):
+        dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
+        attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
+
     panel = "Model and data"
     rules = (
         Rule(
@@ -39,7 +37,7 @@ class Dropouts(Extension):
             "--attention-dropout {attention_dropout} is for attention, which --model {model} does not have",
         ),
     )
-    fixed = tuple(DropoutSettings.model_fields)
+    fixed = tuple(Settings.model_fields)
 
     def model_options(self, config: Any) -> Mapping[str, Any]:
         options = {"attention_dropout": self.settings.attention_dropout} if config.is_language_model else {}

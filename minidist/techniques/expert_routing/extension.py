@@ -18,16 +18,7 @@ Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.p
 from collections.abc import Mapping
 from typing import Any
 
-from minidist.techniques import Extension, Field, Rule, Settings, without_effect
-
-
-class ExpertRoutingSettings(Settings):
-    top_k: int = Field(1, ge=1, le=2, description="experts per token: 1 (Switch) or 2 (GShard)")
-    capacity_factor: float = Field(
-        1.25, gt=0, le=1000, description="slots of an expert: top_k x tokens / experts x this"
-    )
-    aux_loss_weight: float = Field(0.01, ge=0, description="weight of the experts' balancing loss")
-
+from minidist.techniques import Extension, Field, Record, Rule, without_effect
 
 # The arguments of GPTConfig and of LlamaConfig.
 NAMES = {
@@ -43,7 +34,13 @@ NAMES = {
 class ExpertRouting(Extension):
     """Gives the model's routers the settings."""
 
-    Settings = ExpertRoutingSettings
+    class Settings(Record):
+        top_k: int = Field(1, ge=1, le=2, description="experts per token: 1 (Switch) or 2 (GShard)")
+        capacity_factor: float = Field(
+            1.25, gt=0, le=1000, description="slots of an expert: top_k x tokens / experts x this"
+        )
+        aux_loss_weight: float = Field(0.01, ge=0, description="weight of the experts' balancing loss")
+
     panel = "Model and data"
     rules = (
         Rule(
@@ -52,9 +49,9 @@ class ExpertRouting(Extension):
             "--top-k {top_k} of --experts {experts} sends a token to more experts than there are",
             "use --top-k 1",
         ),
-        *(without_effect(name, lambda j: j.experts > 0, "--experts") for name in ExpertRoutingSettings.model_fields),
+        *(without_effect(name, lambda j: j.experts > 0, "--experts") for name in Settings.model_fields),
     )
-    fixed = tuple(ExpertRoutingSettings.model_fields)
+    fixed = tuple(Settings.model_fields)
     unplanned = ("aux_loss_weight",)
 
     def model_options(self, config: Any) -> Mapping[str, Any]:

@@ -18,21 +18,20 @@ from collections.abc import Callable
 from typing import Any
 
 from minidist.core.comm import Comm
-from minidist.techniques import Extension, Field, Rule, Settings
-
-
-class InitialWeightsSettings(Settings):
-    init_from: str | None = Field(
-        None,
-        description="begin a new job with the weights of a checkpoint, a --save directory or a folder in it, or of a"
-        " folder of Hugging Face (gpt2, llama)",
-    )
+from minidist.techniques import Extension, Field, Record, Rule
 
 
 class InitialWeights(Extension):
     """Gives the whole model of a new job its weights."""
 
-    Settings = InitialWeightsSettings
+    class Settings(Record):
+        init_from: str | None = Field(
+            None,
+            description="begin a new job with the weights of a checkpoint, a --save directory or a folder in it, or of"
+            " a folder of Hugging Face (gpt2, llama)",
+        )
+
+    by_values = ("init_from",)
     rules = (
         Rule(
             "init-from-with-resume",
@@ -41,10 +40,6 @@ class InitialWeights(Extension):
             "leave one of them out",
         ),
     )
-
-    @classmethod
-    def needs_values(cls, config: Any) -> dict[str, Any]:
-        return {"--init-from": config.init_from}
 
     def check_models(self, config: Any, saved_model: Callable[[str, str], Any]) -> None:
         from minidist.techniques.initial_weights.weights import initial_checkpoint

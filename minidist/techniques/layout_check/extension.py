@@ -11,20 +11,18 @@ from typing import Any
 
 from minidist.base.watchers import watching
 from minidist.parallel.layout_check import INVARIANT, VARYING, LayoutChecker
-from minidist.techniques import Extension, Field, Settings, without_effect
-
-
-class LayoutCheckSettings(Settings):
-    check_layouts: bool = Field(
-        False,
-        description="check what the tensor-parallel ranks hold of every result: the same values, parts or summands",
-    )
+from minidist.techniques import Extension, Field, Record, without_effect
 
 
 class LayoutCheck(Extension):
     """Types of all results on the tape; see `LayoutChecker`."""
 
-    Settings = LayoutCheckSettings
+    class Settings(Record):
+        check_layouts: bool = Field(
+            False,
+            description="check what the tensor-parallel ranks hold of every result: the same values, parts or summands",
+        )
+
     observes = True
     rules = (without_effect("check_layouts", lambda j: j.tp > 1, "--tp 2 or more", switch=True),)
 

@@ -39,7 +39,7 @@ from minidist.core.base.trace import purpose, track
 from minidist.core.collectives import all_reduce, broadcast
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import FlatSlice, flat_slices
+from minidist.core.optim import flat_slices
 from minidist.core.parallel.zero import Shard
 from minidist.optim import SGD, OptimizerWrapper
 from minidist.parallel.axes_check import check_axes
@@ -63,13 +63,6 @@ def place_of(part: Part, parameter: Parameter) -> slice:
     """Return where the elements of a parameter lie in `part.data`; a shard may have none of them."""
     whole = flat_of(part).slice_of(parameter)
     return part.place(whole) if isinstance(part, Shard) else whole
-
-
-def slices_in(part: Part, source: Any) -> list[FlatSlice]:
-    """Return the trainable elements of a part for an optimizer whose data and gradient are in `source`, not in it."""
-    if isinstance(part, Shard):
-        return [replace(piece, source=source) for piece in part.slices()]
-    return flat_slices(part, source=source)
 
 
 def trainable(parts: Iterable[Part]) -> Iterator[tuple[Part, Parameter]]:
@@ -183,7 +176,14 @@ class OuterOptimizer(OptimizerWrapper):
     def __init__(self, optimizer: Any, weights: Part | Iterable[Part], lr: float = 0.7, momentum: float = 0.9) -> None:
         self.optimizer, self.parts = optimizer, parts_of(weights)
         self.common = [_Common(track(xp.array(part.data), "optimizer")) for part in self.parts]
-        pieces = [slices_in(part, common) for part, common in zip(self.parts, self.common, strict=True)]
+        # The trainable elements of the parts, with the data and the gradient of `common`.
+        pieces = [
+            [
+                replace(piece, source=common)
+                for piece in (part.slices() if isinstance(part, Shard) else flat_slices(part))
+            ]
+            for part, common in zip(self.parts, self.common, strict=True)
+        ]
         self.outer = SGD(pieces, lr, momentum=momentum, nesterov=momentum > 0)
 
     def begin_round(self) -> None:
@@ -213,10 +213,6 @@ class OuterOptimizer(OptimizerWrapper):
             for array in arrays.values():  # without a momentum there is none
                 result.setdefault(name, {})[OUTER] = array
         return result
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return {"step": inner steps taken, "state": `state`}."""
-        return {**self.optimizer.state_dict(), "state": self.state}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load a `state_dict`, and let the weights as they are be the common ones."""

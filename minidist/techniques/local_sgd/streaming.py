@@ -253,10 +253,6 @@ class StreamingOuterOptimizer(OptimizerWrapper):
         """Return the names of the state arrays of parameter `name`."""
         return [*self.optimizer.state_names(dtype, name), OUTER, SENT, OWN]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return {"step": inner steps taken, "state": `state`}."""
-        return {**self.optimizer.state_dict(), "state": self.state}
-
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load a `state_dict`, the rank's own weights included; the common ones have been loaded into `common`."""
         outer, state = (OUTER, SENT, OWN), saved["state"]

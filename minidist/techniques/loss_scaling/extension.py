@@ -23,27 +23,10 @@ from minidist.base.limits import MAX_COUNT
 from minidist.collectives.closed_forms import volume
 from minidist.core.autograd import Tensor
 from minidist.core.comm import Comm
-from minidist.techniques import Extension, Field, Rule, Run, Settings, without_effect
+from minidist.techniques import Extension, Field, Record, Rule, Run, without_effect
 from minidist.techniques.loss_scaling.deepspeed import DeepSpeedLossScale
 
 PREFIX = "loss_scale."  # of the numbers in a checkpoint
-
-
-class LossScalingSettings(Settings):
-    """The flags; --precision, which decides whether they have an effect, is a setting of every job."""
-
-    loss_scale: float = Field(2.0**16, ge=1, description="fp16: the first loss scale; an overflow lowers it")
-    static_loss_scale: bool = Field(False, description="fp16: the loss scale stays; a step that overflows is skipped")
-    loss_scale_interval: int = Field(
-        2000, ge=1, le=MAX_COUNT, description="fp16: steps without overflow after which the loss scale doubles"
-    )
-    loss_scale_hysteresis: int = Field(
-        2, ge=1, le=MAX_COUNT, description="fp16: overflows before the loss scale first falls after it has grown"
-    )
-    loss_scale_floor: float = Field(1.0, gt=0, description="fp16: lowest loss scale")
-    loss_scale_floor_limit: int = Field(
-        3, ge=1, description="fp16: overflows in a row at the lowest loss scale that are an error; DeepSpeed's is 1"
-    )
 
 
 def scales_loss(job: Any) -> bool:
@@ -51,35 +34,49 @@ def scales_loss(job: Any) -> bool:
     return bool(job.precision == "fp16")
 
 
-def scale_changes(job: Any) -> bool:
-    """Return whether the loss scale follows the overflows."""
-    return scales_loss(job) and not job.static_loss_scale
-
-
 DYNAMIC = "--precision fp16 without --static-loss-scale"
 OF_A_DYNAMIC_SCALE = ("loss_scale_interval", "loss_scale_hysteresis", "loss_scale_floor", "loss_scale_floor_limit")
-RULES = (
-    Rule(
-        "asynchronous-with-fp16",
-        lambda j: j.asynchronous and scales_loss(j),
-        "--precision fp16 skips an update on all stages when one of them overflows, and with --schedule {schedule} the"
-        " others have made theirs",
-        "use bf16 or fp32",
-    ),
-    without_effect("loss_scale", scales_loss, "--precision fp16"),
-    without_effect("static_loss_scale", scales_loss, "--precision fp16", switch=True),
-    *(without_effect(name, scale_changes, DYNAMIC) for name in OF_A_DYNAMIC_SCALE),
-)
 
 
 class LossScaling(Extension):
     """Scales the loss of a job in float16; see `DynamicLossScaler`."""
 
-    Settings = LossScalingSettings
+    class Settings(Record):
+        """The flags; --precision, which decides whether they have an effect, is a setting of every job."""
+
+        loss_scale: float = Field(2.0**16, ge=1, description="fp16: the first loss scale; an overflow lowers it")
+        static_loss_scale: bool = Field(
+            False, description="fp16: the loss scale stays; a step that overflows is skipped"
+        )
+        loss_scale_interval: int = Field(
+            2000, ge=1, le=MAX_COUNT, description="fp16: steps without overflow after which the loss scale doubles"
+        )
+        loss_scale_hysteresis: int = Field(
+            2, ge=1, le=MAX_COUNT, description="fp16: overflows before the loss scale first falls after it has grown"
+        )
+        loss_scale_floor: float = Field(1.0, gt=0, description="fp16: lowest loss scale")
+        loss_scale_floor_limit: int = Field(
+            3, ge=1, description="fp16: overflows in a row at the lowest loss scale that are an error; DeepSpeed's is 1"
+        )
+
     switches = (("precision", "fp32"),)
     panel = "Precision and memory"
-    rules = RULES
-    unplanned = tuple(LossScalingSettings.model_fields)
+    rules = (
+        Rule(
+            "asynchronous-with-fp16",
+            lambda j: j.asynchronous and scales_loss(j),
+            "--precision fp16 skips an update on all stages when one of them overflows, and with --schedule {schedule}"
+            " the others have made theirs",
+            "use bf16 or fp32",
+        ),
+        without_effect("loss_scale", scales_loss, "--precision fp16"),
+        without_effect("static_loss_scale", scales_loss, "--precision fp16", switch=True),
+        *(
+            without_effect(name, lambda j: scales_loss(j) and not j.static_loss_scale, DYNAMIC)
+            for name in OF_A_DYNAMIC_SCALE
+        ),
+    )
+    unplanned = tuple(Settings.model_fields)
     deepspeed = DeepSpeedLossScale()
 
     @classmethod

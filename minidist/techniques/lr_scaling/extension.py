@@ -32,35 +32,33 @@ from minidist.base.limits import MAX_BATCH, whole_number
 from minidist.base.records import checked
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm
-from minidist.techniques import Extension, Field, Settings, changes_batches, without_effect
+from minidist.techniques import Extension, Field, Record, changes_batches, without_effect
 
 EXPONENTS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}  # of the batch in the learning rate
 
 RECENT = list[Annotated[int, Field(ge=1)]]
 
 
-class LrScalingSettings(Settings):
-    """The flags; --lr, which the factor multiplies, is a setting of every job."""
-
-    lr_scaling: str = Field(
-        "none",
-        description=(
-            "learning rate of a batch that is larger than --base-batch: none, linear, sqrt, or linear:STEPS with a"
-            " warm-up of STEPS steps, also after each growth of the batch"
-        ),
-    )
-    base_batch: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_BATCH,
-        description="the global batch, in samples, for which --lr is right (default: that of the first step)",
-    )
-
-
 class LrScaling(Extension):
     """Multiplies the learning rate of each step by a power of its batch over the base batch."""
 
-    Settings = LrScalingSettings
+    class Settings(Record):
+        """The flags; --lr, which the factor multiplies, is a setting of every job."""
+
+        lr_scaling: str = Field(
+            "none",
+            description=(
+                "learning rate of a batch that is larger than --base-batch: none, linear, sqrt, or linear:STEPS with a"
+                " warm-up of STEPS steps, also after each growth of the batch"
+            ),
+        )
+        base_batch: int | None = Field(
+            None,
+            ge=1,
+            le=MAX_BATCH,
+            description="the global batch, in samples, for which --lr is right (default: that of the first step)",
+        )
+
     panel = "Optimization"
     rules = (
         without_effect(
@@ -71,7 +69,7 @@ class LrScaling(Extension):
         without_effect("base_batch", lambda j: j.lr_scaling != "none", "--lr-scaling linear or sqrt"),
     )
     fixed = ("lr_scaling", "base_batch")
-    unplanned = tuple(LrScalingSettings.model_fields)
+    unplanned = tuple(Settings.model_fields)
 
     @classmethod
     def check(cls, job: Any) -> None:

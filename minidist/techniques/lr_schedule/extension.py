@@ -19,30 +19,32 @@ from typing import Any, Literal
 from minidist import optim
 from minidist.base.limits import MAX_COUNT
 from minidist.core.comm import Comm
-from minidist.techniques import Extension, Field, Settings, without_effect
-
-
-class LrScheduleSettings(Settings):
-    """The flags; --lr, which the factors multiply, is a setting of every job."""
-
-    warmup: int = Field(0, ge=0, le=MAX_COUNT, description="steps of warm-up")
-    warmup_curve: Literal["linear", "deepspeed-linear", "deepspeed-log"] = Field(
-        "linear", description="linear: 1/w, 2/w, ...; or DeepSpeed's WarmupLR, whose first two steps have rate 0"
-    )
-    warmup_start: float = Field(
-        0.0, ge=0, le=1, description="DeepSpeed's warm-ups: the first learning rate, as a share of --lr"
-    )
-    decay: Literal["constant", "cosine", "linear"] = Field("constant", description="learning rate after the warm-up")
-    decay_steps: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="cosine, linear: the step in which the decay ends (default: --steps)"
-    )
-    final_lr: float = Field(0.0, ge=0, le=1, description="cosine, linear: the last learning rate, as a share of --lr")
+from minidist.techniques import Extension, Field, Record, without_effect
 
 
 class LrSchedule(Extension):
     """Multiplies the learning rate of each step by a factor."""
 
-    Settings = LrScheduleSettings
+    class Settings(Record):
+        """The flags; --lr, which the factors multiply, is a setting of every job."""
+
+        warmup: int = Field(0, ge=0, le=MAX_COUNT, description="steps of warm-up")
+        warmup_curve: Literal["linear", "deepspeed-linear", "deepspeed-log"] = Field(
+            "linear", description="linear: 1/w, 2/w, ...; or DeepSpeed's WarmupLR, whose first two steps have rate 0"
+        )
+        warmup_start: float = Field(
+            0.0, ge=0, le=1, description="DeepSpeed's warm-ups: the first learning rate, as a share of --lr"
+        )
+        decay: Literal["constant", "cosine", "linear"] = Field(
+            "constant", description="learning rate after the warm-up"
+        )
+        decay_steps: int | None = Field(
+            None, ge=1, le=MAX_COUNT, description="cosine, linear: the step in which the decay ends (default: --steps)"
+        )
+        final_lr: float = Field(
+            0.0, ge=0, le=1, description="cosine, linear: the last learning rate, as a share of --lr"
+        )
+
     panel = "Optimization"
     rules = (
         without_effect(
@@ -51,7 +53,7 @@ class LrSchedule(Extension):
         without_effect("decay_steps", lambda j: j.decay != "constant", "--decay cosine or linear"),
         without_effect("final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
     )
-    unplanned = tuple(LrScheduleSettings.model_fields)
+    unplanned = tuple(Settings.model_fields)
     for_all_steps = True
 
     @classmethod

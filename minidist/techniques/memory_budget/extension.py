@@ -24,7 +24,6 @@ Proved by: tests/techniques/test_memory_budget_file.py
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,57 +38,11 @@ from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.data import cut_batch, measured_every
 from minidist.data.batch_plan import BatchPlan
-from minidist.techniques import Extension, Field, Rule, Run, Settings
+from minidist.techniques import Extension, Field, Record, Rule, Run
 
 new_purpose("memory_budget")
 
 NUMBERS = 3  # float64 that a rank tells every other one: its budget, what it holds, what a step adds
-
-
-class MemoryBudgetSettings(Settings):
-    memory_budget_file: str | None = Field(
-        None,
-        description=(
-            "a file with the bytes that a rank may hold at a time, read between two steps: the micro-batch follows;"
-            " {rank} in the name is the rank's number"
-        ),
-    )
-
-
-RULES = (
-    Rule(
-        "memory-budget-file-with-batches-ahead",
-        lambda j: j.memory_budget_file and (j.optional("prefetch_batches") or j.optional("loader_workers")),
-        "--prefetch-batches and --loader-workers read the micro-batches of later steps, whose size"
-        " --memory-budget-file has not chosen yet",
-    ),
-    Rule(
-        "memory-budget-file-with-adaptive-batch",
-        lambda j: j.memory_budget_file and j.adaptive_batch is not None,
-        "--adaptive-batch {adaptive_batch} and --memory-budget-file both choose the number of micro-batches",
-        "leave one of them out",
-    ),
-    Rule(
-        "memory-budget-file-with-measured-weights",
-        lambda j: j.memory_budget_file and measured_every(j.weights),
-        "not implemented: --weights {weights} chooses each rank's rows of the next steps, and --memory-budget-file how"
-        " they are cut",
-        "use fixed --weights, such as 2,1, or leave one of them out",
-    ),
-    Rule(
-        "memory-budget-file-without-steps-in-common",
-        lambda j: j.memory_budget_file and (j.server or j.asynchronous or j.optional("local_steps")),
-        "--memory-budget-file chooses micro-batches with all ranks between two steps, and in this job ranks do not end"
-        " their steps together",
-        "leave out --strategy ps, --local-steps or the asynchronous --schedule",
-    ),
-    Rule(
-        "memory-budget-file-with-teacher-ranks",
-        lambda j: j.memory_budget_file and j.optional("teacher_ranks"),
-        "--teacher-ranks {teacher_ranks} computes the logits of later steps, whose micro-batches --memory-budget-file"
-        " has not chosen yet",
-    ),
-)
 
 
 class CutPlan(BatchPlan):
@@ -101,9 +54,50 @@ class CutPlan(BatchPlan):
 class MemoryBudget(Extension):
     """Chooses the micro-batches of the next step. used: each size of the micro-batch, and for how many steps."""
 
-    Settings = MemoryBudgetSettings
+    class Settings(Record):
+        memory_budget_file: str | None = Field(
+            None,
+            description=(
+                "a file with the bytes that a rank may hold at a time, read between two steps: the micro-batch follows;"
+                " {rank} in the name is the rank's number"
+            ),
+        )
+
     panel = "Batch"
-    rules = RULES
+    rules = (
+        Rule(
+            "memory-budget-file-with-batches-ahead",
+            lambda j: j.memory_budget_file and (j.optional("prefetch_batches") or j.optional("loader_workers")),
+            "--prefetch-batches and --loader-workers read the micro-batches of later steps, whose size"
+            " --memory-budget-file has not chosen yet",
+        ),
+        Rule(
+            "memory-budget-file-with-adaptive-batch",
+            lambda j: j.memory_budget_file and j.adaptive_batch is not None,
+            "--adaptive-batch {adaptive_batch} and --memory-budget-file both choose the number of micro-batches",
+            "leave one of them out",
+        ),
+        Rule(
+            "memory-budget-file-with-measured-weights",
+            lambda j: j.memory_budget_file and measured_every(j.weights),
+            "not implemented: --weights {weights} chooses each rank's rows of the next steps, and --memory-budget-file"
+            " how they are cut",
+            "use fixed --weights, such as 2,1, or leave one of them out",
+        ),
+        Rule(
+            "memory-budget-file-without-steps-in-common",
+            lambda j: j.memory_budget_file and (j.server or j.asynchronous or j.optional("local_steps")),
+            "--memory-budget-file chooses micro-batches with all ranks between two steps, and in this job ranks do not"
+            " end their steps together",
+            "leave out --strategy ps, --local-steps or the asynchronous --schedule",
+        ),
+        Rule(
+            "memory-budget-file-with-teacher-ranks",
+            lambda j: j.memory_budget_file and j.optional("teacher_ranks"),
+            "--teacher-ranks {teacher_ranks} computes the logits of later steps, whose micro-batches"
+            " --memory-budget-file has not chosen yet",
+        ),
+    )
     observes = True  # the reference on one device is told the cuts
     key = "memory_budget"
 
@@ -130,10 +124,9 @@ class MemoryBudget(Extension):
         self.used: list[tuple[int, int]] = []
         job.plan = CutPlan(job.config, job.batches)
 
-    def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+    def attached(self, strategy: Any) -> None:
         # What a step adds depends on the layout.
         self.added.clear()
-        return nullcontext()
 
     def before_step(self, samples: int) -> None:
         # A new peak, so that it is that of this step; `next_layout` gives the account its old one back.

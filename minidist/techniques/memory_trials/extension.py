@@ -20,26 +20,24 @@ Proved by: tests/commands/test_memory_budget.py
 
 from typing import Any
 
-from minidist.techniques import Extension, Field, Rule, Settings, without_effect
-
-
-class MemoryTrialsSettings(Settings):
-    """The flags; --micro-batch is a setting of every job."""
-
-    memory_budget: float | None = Field(
-        None, gt=0, description="--micro-batch auto: bytes that a rank may hold at a time"
-    )
-    recompute_budget: str | None = Field(
-        None,
-        description="a JSON list of the bytes that each rank, or each rank of a pipeline, may hold at a time; chooses"
-        " --recompute",
-    )
+from minidist.techniques import Extension, Field, Record, Rule, without_effect
 
 
 class MemoryTrials(Extension):
     """Chooses by trials; the job that is chosen has no budget."""
 
-    Settings = MemoryTrialsSettings
+    class Settings(Record):
+        """The flags; --micro-batch is a setting of every job."""
+
+        memory_budget: float | None = Field(
+            None, gt=0, description="--micro-batch auto: bytes that a rank may hold at a time"
+        )
+        recompute_budget: str | None = Field(
+            None,
+            description="a JSON list of the bytes that each rank, or each rank of a pipeline, may hold at a time;"
+            " chooses --recompute",
+        )
+
     switches = (("micro_batch", None),)
     panel = "Precision and memory"
     rules = (

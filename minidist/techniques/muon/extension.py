@@ -18,21 +18,19 @@ from typing import Any, Literal
 
 from minidist import optim, parallel
 from minidist.optim.named import optimizer_named
-from minidist.techniques import AxisRun, Extension, Field, Rule, Run, Settings, trains_alone, without_effect
-
-
-class MuonSettings(Settings):
-    """The flags; --optimizer is a setting of every job."""
-
-    orthogonalize: Literal["owner", "everywhere"] = Field(
-        "owner", description="muon: each matrix is orthogonalised by one data-parallel rank, or by all"
-    )
+from minidist.techniques import AxisRun, Extension, Field, Record, Rule, Run, trains_alone, without_effect
 
 
 class WholeMatricesOfMuon(Extension):
     """Gives the optimizer whole matrices, which the ranks join."""
 
-    Settings = MuonSettings
+    class Settings(Record):
+        """The flags; --optimizer is a setting of every job."""
+
+        orthogonalize: Literal["owner", "everywhere"] = Field(
+            "owner", description="muon: each matrix is orthogonalised by one data-parallel rank, or by all"
+        )
+
     switches = (("optimizer", "adamw"),)
     panel = "Optimization"
     rules = (

@@ -99,20 +99,18 @@ class SavedArray:
     """An array that a node keeps, on the device or on the host. After it is read, it is on the device again."""
 
     def __init__(self, array: xp.Array) -> None:
-        self._array: xp.Array | None = array
-        self._copy: HostCopy | None = None
+        self._kept: xp.Array | HostCopy = array
 
     def leave(self, pool: HostPool) -> None:
         """Move it to the host."""
-        assert self._array is not None
-        self._copy, self._array = HostCopy(self._array, pool), None
+        if not isinstance(self._kept, HostCopy):
+            self._kept = HostCopy(self._kept, pool)
 
     @property
     def data(self) -> xp.Array:
         """The array on the device. The host's copy is freed when it is read."""
-        if self._array is None:
-            assert self._copy is not None
-            self._array, self._copy = self._copy.data, None
-        return self._array
+        if isinstance(self._kept, HostCopy):
+            self._kept = self._kept.data
+        return self._kept
 
     stored = data

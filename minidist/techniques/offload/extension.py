@@ -16,55 +16,14 @@ Proved by: tests/techniques/test_offload.py
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
 
 from minidist import optim, parallel
 from minidist.core.comm import Comm
 from minidist.optim.named import optimizer_named
-from minidist.techniques import Extension, Field, Rule, Settings, recomputed
-
-
-class OffloadSettings(Settings):
-    offload: Literal["none", "optimizer", "activations", "parameters"] = Field(
-        "none", description="what is kept in host memory"
-    )
-
-
-RULES = (
-    Rule(
-        "trust-ratios-with-offload",
-        lambda j: issubclass(optimizer_named(j.optimizer), optim.LayerwiseOptimizer) and j.offload == "optimizer",
-        "--optimizer {optimizer} reads every gradient twice, for its norms and for its step, and --offload optimizer"
-        " brings each of them to the host once",
-        "use --offload none, or --zero 3 with --offload parameters",
-    ),
-    Rule(
-        "muon-with-offload",
-        lambda j: issubclass(optimizer_named(j.optimizer), optim.Muon) and j.offload == "optimizer",
-        "--optimizer muon steps its matrices when it has the momentum of all of them, and --offload optimizer sends the"
-        " values of each back before the next gradient comes",
-        "use --offload none, or --zero 3 with --offload parameters",
-    ),
-    Rule(
-        "server-with-offload",
-        lambda j: j.server and j.offload != "none",
-        "not implemented: --offload {offload} on the workers and servers of --strategy ps",
-    ),
-    Rule(
-        "offloaded-parameters-need-zero-3",
-        lambda j: j.offload == "parameters" and j.zero != 3,
-        "--offload parameters keeps shards of parameters on the host, and --zero {zero} has none",
-        "add --zero 3",
-    ),
-    Rule(
-        "asynchronous-with-offload",
-        lambda j: j.asynchronous and j.offload != "none",
-        "not implemented: --offload {offload} of the several versions of the weights that --schedule {schedule} keeps",
-        "use a synchronous schedule, such as 1f1b",
-    ),
-)
+from minidist.techniques import Extension, Field, Record, Rule, recomputed
 
 
 def on_parameters(job: Any) -> bool:
@@ -75,9 +34,46 @@ def on_parameters(job: Any) -> bool:
 class Offload(Extension):
     """Keeps optimizer state, activations or parameters of a rank in host memory. pool: None on one device."""
 
-    Settings = OffloadSettings
+    class Settings(Record):
+        offload: Literal["none", "optimizer", "activations", "parameters"] = Field(
+            "none", description="what is kept in host memory"
+        )
+
     panel = "Precision and memory"
-    rules = RULES
+    rules = (
+        Rule(
+            "trust-ratios-with-offload",
+            lambda j: issubclass(optimizer_named(j.optimizer), optim.LayerwiseOptimizer) and j.offload == "optimizer",
+            "--optimizer {optimizer} reads every gradient twice, for its norms and for its step, and --offload"
+            " optimizer brings each of them to the host once",
+            "use --offload none, or --zero 3 with --offload parameters",
+        ),
+        Rule(
+            "muon-with-offload",
+            lambda j: issubclass(optimizer_named(j.optimizer), optim.Muon) and j.offload == "optimizer",
+            "--optimizer muon steps its matrices when it has the momentum of all of them, and --offload optimizer"
+            " sends the values of each back before the next gradient comes",
+            "use --offload none, or --zero 3 with --offload parameters",
+        ),
+        Rule(
+            "server-with-offload",
+            lambda j: j.server and j.offload != "none",
+            "not implemented: --offload {offload} on the workers and servers of --strategy ps",
+        ),
+        Rule(
+            "offloaded-parameters-need-zero-3",
+            lambda j: j.offload == "parameters" and j.zero != 3,
+            "--offload parameters keeps shards of parameters on the host, and --zero {zero} has none",
+            "add --zero 3",
+        ),
+        Rule(
+            "asynchronous-with-offload",
+            lambda j: j.asynchronous and j.offload != "none",
+            "not implemented: --offload {offload} of the several versions of the weights that --schedule {schedule}"
+            " keeps",
+            "use a synchronous schedule, such as 1f1b",
+        ),
+    )
     matters_alone = (("zero", on_parameters), ("prefetch", on_parameters))
     pool: "parallel.HostPool | None" = None
 
@@ -85,11 +81,11 @@ class Offload(Extension):
         # The reference on one device has one memory.
         self.pool = None if comm is None else parallel.HostPool(comm)
 
-    def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+    def attached(self, strategy: Any) -> AbstractContextManager[Any] | None:
         # Where blocks are recomputed, their inputs are all that is offloaded: see `pack`.
         kept = recomputed(strategy.job.config) in ("none", "selective")
         if self.pool is None or self.settings.offload != "activations" or not kept:
-            return nullcontext()
+            return None
         from minidist.techniques.offload.activations import SavedOnHost
 
         return SavedOnHost(self.pool).saving()

@@ -48,21 +48,16 @@ class HostOptimizer(OptimizerWrapper):
 
 
 class HostSlice:
-    """A slice's copy on the host, as an optimizer sees it. Reading `grad` waits for this gradient and for no later."""
+    """A slice's copy on the host, as an optimizer sees it. Reading `grad` waits for this gradient and for no later.
+
+    source: the owner of the slice on the device, which knows whether its gradients are those of all ranks. parameter:
+    whose owner knows whether it has a gradient.
+    """
 
     def __init__(self, owner: "OffloadedOptimizer", index: int, data: xp.Array, name: str) -> None:
         self._owner, self._index, self.data, self.name = owner, index, data, name
-
-    @property
-    def source(self) -> Any:
-        """The owner of the slice on the device, which knows whether its gradients are those of all ranks."""
-        piece = self._owner.device[self._index]
-        return getattr(piece, "source", piece)
-
-    @property
-    def parameter(self) -> Any:
-        """The parameter; its owner knows whether it has a gradient."""
-        return getattr(self._owner.device[self._index], "parameter", None)
+        piece = owner.device[index]
+        self.source, self.parameter = getattr(piece, "source", piece), getattr(piece, "parameter", None)
 
     @property
     def grad(self) -> xp.Array | None:

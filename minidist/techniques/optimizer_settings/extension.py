@@ -15,7 +15,7 @@ from typing import Any
 from minidist.base.limits import is_size
 from minidist.base.records import WrongValue
 from minidist.optim.named import takes
-from minidist.techniques import Extension, Field, Rule, Settings
+from minidist.techniques import Extension, Field, Record, Rule
 
 
 def _two_betas(value: Any) -> str | None:
@@ -31,65 +31,61 @@ def _two_betas(value: Any) -> str | None:
     return ",".join(map(str, betas))
 
 
-class OptimizerArguments(Settings):
-    """The flags; --optimizer, --lr and --weight-decay are settings of every job."""
-
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD, RMSProp, LARS and Muon")
-    nesterov: bool = Field(False, description="sgd and muon with --momentum: Nesterov's form, as in PyTorch")
-    betas: str | None = Field(
-        None,
-        read=_two_betas,
-        description="adam, adamw, lamb, muon: decay rates of the two averages, such as 0.9,0.95 (default: 0.9,0.999)",
-    )
-    eps: float | None = Field(
-        None,
-        gt=0,
-        description="epsilon in the denominator (default: 1e-8, adagrad 1e-10, lamb 1e-6; sgd and lars have none)",
-    )
-
-
-RULES = (
-    Rule(
-        "momentum-by-optimizer",
-        lambda j: j.momentum and not takes(j.optimizer, "momentum"),
-        "--momentum {momentum} does not apply to --optimizer {optimizer}",
-        "use sgd, rmsprop, lars or muon, or leave it out",
-    ),
-    Rule(
-        "nesterov-by-optimizer",
-        lambda j: j.nesterov and not takes(j.optimizer, "nesterov"),
-        "--nesterov is a form of SGD's and Muon's momentum, and does not apply to --optimizer {optimizer}",
-        "use sgd or muon, or leave it out",
-    ),
-    Rule(
-        "nesterov-needs-momentum",
-        lambda j: j.nesterov and not j.momentum,
-        "--nesterov needs a --momentum above 0",
-        "add --momentum 0.9, or leave it out",
-    ),
-    Rule(
-        "betas-by-optimizer",
-        lambda j: j.betas is not None and not takes(j.optimizer, "betas"),
-        "--betas {betas} does not apply to --optimizer {optimizer}",
-        "use adam, adamw, lamb or muon, or leave it out",
-    ),
-    Rule(
-        "eps-by-optimizer",
-        lambda j: j.eps is not None and not takes(j.optimizer, "eps"),
-        "--eps {eps} does not apply to --optimizer {optimizer}, whose formula has none",
-        "use another optimizer, or leave it out",
-    ),
-)
-
-
 class OptimizerSettings(Extension):
     """Gives the optimizer the values of the flags."""
 
-    Settings = OptimizerArguments
+    class Settings(Record):
+        """The flags; --optimizer, --lr and --weight-decay are settings of every job."""
+
+        momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD, RMSProp, LARS and Muon")
+        nesterov: bool = Field(False, description="sgd and muon with --momentum: Nesterov's form, as in PyTorch")
+        betas: str | None = Field(
+            None,
+            read=_two_betas,
+            description="adam, adamw, lamb, muon: decay rates of the two averages, such as 0.9,0.95 (default:"
+            " 0.9,0.999)",
+        )
+        eps: float | None = Field(
+            None,
+            gt=0,
+            description="epsilon in the denominator (default: 1e-8, adagrad 1e-10, lamb 1e-6; sgd and lars have none)",
+        )
+
     switches = (("optimizer", "adamw"),)
     panel = "Optimization"
-    rules = RULES
-    fixed = tuple(OptimizerArguments.model_fields)
+    rules = (
+        Rule(
+            "momentum-by-optimizer",
+            lambda j: j.momentum and not takes(j.optimizer, "momentum"),
+            "--momentum {momentum} does not apply to --optimizer {optimizer}",
+            "use sgd, rmsprop, lars or muon, or leave it out",
+        ),
+        Rule(
+            "nesterov-by-optimizer",
+            lambda j: j.nesterov and not takes(j.optimizer, "nesterov"),
+            "--nesterov is a form of SGD's and Muon's momentum, and does not apply to --optimizer {optimizer}",
+            "use sgd or muon, or leave it out",
+        ),
+        Rule(
+            "nesterov-needs-momentum",
+            lambda j: j.nesterov and not j.momentum,
+            "--nesterov needs a --momentum above 0",
+            "add --momentum 0.9, or leave it out",
+        ),
+        Rule(
+            "betas-by-optimizer",
+            lambda j: j.betas is not None and not takes(j.optimizer, "betas"),
+            "--betas {betas} does not apply to --optimizer {optimizer}",
+            "use adam, adamw, lamb or muon, or leave it out",
+        ),
+        Rule(
+            "eps-by-optimizer",
+            lambda j: j.eps is not None and not takes(j.optimizer, "eps"),
+            "--eps {eps} does not apply to --optimizer {optimizer}, whose formula has none",
+            "use another optimizer, or leave it out",
+        ),
+    )
+    fixed = tuple(Settings.model_fields)
     unplanned = ("betas", "eps")
 
     @classmethod

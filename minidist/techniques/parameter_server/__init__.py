@@ -34,31 +34,14 @@ Staleness-aware async-SGD, IJCAI 2016 (the rate divided by the staleness).
 Proved by: tests/parallel/test_parameter_server.py, tests/parallel/test_killed_workers.py
 """
 
-# mypy: implicit_reexport
-# ruff: noqa: F401
-
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from minidist.parallel.assignment import assign_keys
-    from minidist.techniques.parameter_server.server import (
-        Consistency,
-        Server,
-        ServerConfig,
-        Updates,
-        parse_consistency,
-    )
-    from minidist.techniques.parameter_server.server_job import ServerResult, check, run
-    from minidist.techniques.parameter_server.server_replay import ServerRecord, read_records, replay
-    from minidist.techniques.parameter_server.server_shards import (
-        Rows,
-        ServerShard,
-        Weights,
-        compress_pushes,
-        make_shards,
-    )
-    from minidist.techniques.parameter_server.worker import Gradient
+    from minidist.techniques.parameter_server.server import ServerConfig, Updates, parse_consistency
+    from minidist.techniques.parameter_server.server_job import run
+    from minidist.techniques.parameter_server.server_replay import read_records, replay
+    from minidist.techniques.parameter_server.server_shards import Rows, Weights, compress_pushes, make_shards
 
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

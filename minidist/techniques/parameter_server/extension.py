@@ -14,18 +14,7 @@ from typing import Any, Literal
 
 from minidist.base.limits import MAX_RANKS
 from minidist.core.base.errors import UsageError
-from minidist.techniques import Extension, Field, OwnLoop, Rule, Settings, parameter_server
-
-
-class ServerSettings(Settings):
-    strategy: Literal["auto", "ps"] = Field(
-        "auto", description="auto, or ps: a parameter server in place of reductions"
-    )
-    servers: int = Field(1, ge=1, le=MAX_RANKS, description="ps: ranks that are servers")
-    consistency: str = Field("bsp", description="ps: bsp, delay:CLOCKS, ssp:CLOCKS or asp")
-    staleness_aware: bool = Field(
-        False, description="ps with ssp or asp: divide an update's learning rate by its staleness"
-    )
+from minidist.techniques import Extension, Field, OwnLoop, Record, Rule, parameter_server
 
 
 def serves(job: Any) -> bool:
@@ -48,88 +37,90 @@ def axes(job: Any) -> str:
     return " ".join(f"--{name} {getattr(job, name)}" for name in names if getattr(job, name) > (name != "zero"))
 
 
-RULES = (
-    Rule(
-        "server-settings-without-server",
-        lambda j: not serves(j) and (j.consistency != "bsp" or j.servers != 1 or j.staleness_aware),
-        "--servers, --consistency and --staleness-aware belong to --strategy ps",
-        "add it, or leave them out",
-    ),
-    Rule(
-        "staleness-of-a-whole-clock",
-        lambda j: serves(j) and aggregates(j) and j.staleness_aware,
-        "--staleness-aware scales the gradient of one worker, and --consistency {consistency} applies those of all"
-        " workers as one update",
-        "use ssp:S or asp",
-    ),
-    Rule(
-        "server-with-axes",
-        lambda j: serves(j) and axes(j),
-        "--strategy ps has whole models on its workers, so it does not combine with {server_axes}",
-        "leave one of them out",
-        {"server_axes": axes},
-    ),
-    Rule(
-        "server-precision",
-        lambda j: serves(j) and j.half,
-        "--strategy ps pushes and pulls in fp32 or fp64, not {precision}",
-        "use --precision fp32",
-    ),
-    Rule(
-        "server-with-clip",
-        lambda j: serves(j) and j.optional("clip") is not None and not (aggregates(j) and j.servers == 1),
-        "--clip {clip} needs the norm of the whole gradient of a step, which no rank has with --servers {servers} and"
-        " --consistency {consistency}",
-        "use --servers 1 with bsp or delay:CLOCKS, or leave it out",
-    ),
-    Rule(
-        "server-with-every",
-        lambda j: serves(j) and j.every is not None and j.consistency != "bsp",
-        "--every {every} needs a moment between two steps, and with --consistency {consistency} there is none: the job"
-        " is saved once, at its end",
-        "use --consistency bsp, or leave it out",
-    ),
-    # Settings that need common steps or equal weights.
-    Rule(
-        "server-with-synchronize-each",
-        lambda j: serves(j) and j.optional("synchronize_each"),
-        "--synchronize-each does not combine with --strategy ps: a worker pushes once per step",
-    ),
-    Rule(
-        "server-with-bucket-cap-mb",
-        lambda j: serves(j) and j.is_changed("bucket_cap_mb"),
-        "--bucket-cap-mb {bucket_cap_mb} does not apply to --strategy ps, whose workers push one gradient per step,"
-        " without buckets",
-    ),
-    Rule(
-        "server-with-reduction",
-        lambda j: serves(j) and j.is_changed("reduction"),
-        "--reduction {reduction} does not apply to --strategy ps, whose servers add gradients in the order that"
-        " --consistency sets",
-    ),
-    Rule(
-        "sync-batch-norm-with-server",
-        lambda j: serves(j) and j.optional("batch_norm") == "sync",
-        "--batch-norm sync normalises by the rows of all ranks, and the workers of --strategy ps exchange nothing with"
-        " each other",
-        "use --batch-norm local",
-    ),
-)
-
-
 class ServerTraining(Extension):
     """Trains with servers, which hold the weights, and workers, which compute gradients."""
 
-    Settings = ServerSettings
+    class Settings(Record):
+        strategy: Literal["auto", "ps"] = Field(
+            "auto", description="auto, or ps: a parameter server in place of reductions"
+        )
+        servers: int = Field(1, ge=1, le=MAX_RANKS, description="ps: ranks that are servers")
+        consistency: str = Field("bsp", description="ps: bsp, delay:CLOCKS, ssp:CLOCKS or asp")
+        staleness_aware: bool = Field(
+            False, description="ps with ssp or asp: divide an update's learning rate by its staleness"
+        )
+
+    main = "strategy"
     panel = "Data parallelism"
-    rules = RULES
+    rules = (
+        Rule(
+            "server-settings-without-server",
+            lambda j: not serves(j) and (j.consistency != "bsp" or j.servers != 1 or j.staleness_aware),
+            "--servers, --consistency and --staleness-aware belong to --strategy ps",
+            "add it, or leave them out",
+        ),
+        Rule(
+            "staleness-of-a-whole-clock",
+            lambda j: serves(j) and aggregates(j) and j.staleness_aware,
+            "--staleness-aware scales the gradient of one worker, and --consistency {consistency} applies those of all"
+            " workers as one update",
+            "use ssp:S or asp",
+        ),
+        Rule(
+            "server-with-axes",
+            lambda j: serves(j) and axes(j),
+            "--strategy ps has whole models on its workers, so it does not combine with {server_axes}",
+            "leave one of them out",
+            {"server_axes": axes},
+        ),
+        Rule(
+            "server-precision",
+            lambda j: serves(j) and j.half,
+            "--strategy ps pushes and pulls in fp32 or fp64, not {precision}",
+            "use --precision fp32",
+        ),
+        Rule(
+            "server-with-clip",
+            lambda j: serves(j) and j.optional("clip") is not None and not (aggregates(j) and j.servers == 1),
+            "--clip {clip} needs the norm of the whole gradient of a step, which no rank has with --servers {servers}"
+            " and --consistency {consistency}",
+            "use --servers 1 with bsp or delay:CLOCKS, or leave it out",
+        ),
+        Rule(
+            "server-with-every",
+            lambda j: serves(j) and j.every is not None and j.consistency != "bsp",
+            "--every {every} needs a moment between two steps, and with --consistency {consistency} there is none: the"
+            " job is saved once, at its end",
+            "use --consistency bsp, or leave it out",
+        ),
+        # Settings that need common steps or equal weights.
+        Rule(
+            "server-with-synchronize-each",
+            lambda j: serves(j) and j.optional("synchronize_each"),
+            "--synchronize-each does not combine with --strategy ps: a worker pushes once per step",
+        ),
+        Rule(
+            "server-with-bucket-cap-mb",
+            lambda j: serves(j) and j.is_changed("bucket_cap_mb"),
+            "--bucket-cap-mb {bucket_cap_mb} does not apply to --strategy ps, whose workers push one gradient per step,"
+            " without buckets",
+        ),
+        Rule(
+            "server-with-reduction",
+            lambda j: serves(j) and j.is_changed("reduction"),
+            "--reduction {reduction} does not apply to --strategy ps, whose servers add gradients in the order that"
+            " --consistency sets",
+        ),
+        Rule(
+            "sync-batch-norm-with-server",
+            lambda j: serves(j) and j.optional("batch_norm") == "sync",
+            "--batch-norm sync normalises by the rows of all ranks, and the workers of --strategy ps exchange nothing"
+            " with each other",
+            "use --batch-norm local",
+        ),
+    )
     rules_first = True  # its workers hold whole models, whatever the axes are
     unlike = "a parameter server's ranks"
-
-    @classmethod
-    def used_by(cls, config: Any) -> bool:
-        # The other flags have no effect without this one, and a rule refuses them.
-        return bool(config.strategy == "ps")
 
     @classmethod
     def beside(cls, config: Any, ranks: int | None = None) -> int:

@@ -48,31 +48,10 @@ def compare_served(
     config: Any, served: Sequence[ServedJob], traces: Sequence[Trace], progress: Progress | None = None
 ) -> Comparison:
     """Return the verdict. served, traces: of all ranks, in rank order. progress: of the one device."""
-    batches = resolve_batches(config, len(served))
-    worker = Worker(build(config, batches), watching=[progress.working] if progress is not None else [])
-    initial, servers = worker.initial_weights(), server_config(worker.job)
-    # The names of each server's parameters.
-    keys_of = [list(shard.keys) for shard in ps.make_shards(config.servers, initial)]
-
-    # What each server must hold after each update, and the losses and weights at the end.
-    if servers.is_data_parallel:
-        # bsp: every update is one of data parallelism.
-        judge = Judge([], "ordered")
-        whole = expected_snapshots(config, len(served), observers=[progress] if progress is not None else [])
-        expected = [[_of_keys(step, keys) for step in whole] for keys in keys_of]
-        losses = [float(step["loss"]["loss"]) for step in whole]
-        final = whole[-1]["weights"]
-    else:
-        # Otherwise: the recorded updates, made again in the recorded order.
-        judge = Judge([], "replay")
-        expected = [[] for _ in keys_of]
-
-        def observe(server: int, updates: Updates) -> None:
-            expected[server].append(server_tensors(updates))
-
-        final = ps.replay(ps.read_records(traces, servers), servers, initial, worker.gradient, observe)
-        losses = [_loss_of(worker, batches.dp, step) for step in range(config.steps)]
-
+    worker = Worker(
+        build(config, resolve_batches(config, len(served))), watching=[progress.working] if progress is not None else []
+    )
+    judge, expected, losses, final = _expected(config, worker, traces, progress)
     verdict = judge.verdict
     verdict.ranks, verdict.steps = len(served), config.steps
     verdict.losses, verdict.reference_losses = served[0].result.losses, losses
@@ -92,6 +71,35 @@ def compare_served(
         for step, (actual_loss, loss) in enumerate(zip(job.result.losses, losses, strict=True)):
             judge.compare({"loss": {"loss": np.array(actual_loss)}}, {"loss": {"loss": np.array(loss)}}, step, rank)
     return verdict
+
+
+def _expected(
+    config: Any, worker: Worker, traces: Sequence[Trace], progress: Progress | None
+) -> tuple[Judge, list[list[Snapshot]], list[float], Any]:
+    """Return a judge, what each server must hold after each update, and the losses and the weights at the end."""
+    initial, servers = worker.initial_weights(), server_config(worker.job)
+    # The names of each server's parameters.
+    keys_of = [list(shard.keys) for shard in ps.make_shards(config.servers, initial)]
+
+    # Every update of bsp is one of data parallelism: of a whole clock, with gradients as they are.
+    if config.consistency == "bsp" and servers.push is None:
+        whole = expected_snapshots(config, len(traces), observers=[progress] if progress is not None else [])
+        losses = [float(step["loss"]["loss"]) for step in whole]
+        expected = [[_of_keys(step, keys) for step in whole] for keys in keys_of]
+        return Judge([], "ordered"), expected, losses, whole[-1]["weights"]
+
+    # Otherwise: the recorded updates, made again in the recorded order.
+    expected = [[] for _ in keys_of]
+
+    def observe(server: int, updates: Updates) -> None:
+        expected[server].append(server_tensors(updates))
+
+    final = ps.replay(ps.read_records(traces, servers), servers, initial, worker.gradient, observe)
+    losses = [
+        ordered_sum([loss for number in range(worker.job.batches.dp) for loss in worker.losses[number, step]])
+        for step in range(config.steps)
+    ]
+    return Judge([], "replay"), expected, losses, final
 
 
 def _judge_held_out(judge: Judge, worker: Worker, served: Sequence[ServedJob], expected: Sequence[Any]) -> None:
@@ -120,10 +128,6 @@ def _of_keys(step: Snapshot, keys: Sequence[str]) -> Snapshot:
             if name.rpartition(".")[0] in keys or (keys and name == "step_count")
         },
     }
-
-
-def _loss_of(worker: Worker, workers: int, step: int) -> float:
-    return ordered_sum([loss for number in range(workers) for loss in worker.losses[number, step]])
 
 
 class ServerLoop(OwnLoop):

@@ -182,12 +182,10 @@ class Worker:
             name = f"step {self.done + clock - 1}"
             self.comm.trace.add_span(SpanEvent(self.comm.rank, "main", name, self.began, self.comm.time(), "step"))
         done = self.done + clock
-        self.comm.world.place = f"step {done}, with {done} of {self.job.config.steps} steps done; {self._saving()}"
-        self.began = self.comm.time()
-
-    def _saving(self) -> str:
         every = self.job.config.every
-        return "servers save at the end only" if every is None else f"servers save every {every} steps"
+        saving = "servers save at the end only" if every is None else f"servers save every {every} steps"
+        self.comm.world.place = f"step {done}, with {done} of {self.job.config.steps} steps done; {saving}"
+        self.began = self.comm.time()
 
 
 def evaluated_steps(config: Any, done: int) -> range:

@@ -83,11 +83,6 @@ class ServerConfig:
     clip: float | None = None
     push: Any = None
 
-    @property
-    def is_data_parallel(self) -> bool:
-        """Whether each update is one of data parallelism: of a whole clock, with gradients as they are."""
-        return self.consistency == "bsp" and self.push is None
-
 
 class Updates:
     """The state of one shard: applies gradients and counts versions. Server and replay share this arithmetic."""

@@ -51,7 +51,8 @@ def work(
 
         # [3] The same clock to every server, each with the gradients of its keys.
         with purpose("parameter_push"):
-            messages = [_messages(shard, contributions, clock, last, worker) for shard in shards]
+            who = f"worker {worker}, clock {clock}"
+            messages = [_messages(shard, contributions, [clock, int(last)], who) for shard in shards]
             comm.waitall([comm.isend(m, server) for server, parts in enumerate(messages) for m in parts])
 
         # [4] This is where a worker waits that has run too far ahead.
@@ -61,28 +62,25 @@ def work(
             return clock
 
 
-def _messages(shard: ServerShard, contributions: Mapping[str, Any], clock: int, last: bool, worker: int) -> list[Array]:
-    """Return the messages of a push to one server: a head that says what follows, dense keys, sparse rows."""
+def _messages(shard: ServerShard, contributions: Mapping[str, Any], head: list[int], who: str) -> list[Array]:
+    """Return the messages of a push to one server: a head that says what follows, dense keys, sparse rows.
+
+    head: clock, and whether the push is the last one.
+    """
     for key in (*shard.dense, *shard.sparse):
         if key not in contributions:
-            raise UsageError(
-                f"worker {worker}, clock {clock}: no gradient of {key!r}; the function must return one for each key"
-            )
+            raise UsageError(f"{who}: no gradient of {key!r}; the function must return one for each key")
 
     # The head is sent even when nothing follows: the server counts pushes.
-    rows = [_rows(contributions[key], shard.shapes[key], key, worker, clock) for key in shard.sparse]
-    head = xp.array([clock, int(last), *(r.ids.size for r in rows)], xp.int64)
-    parts = [head]
+    rows = [_rows(contributions[key], shard.shapes[key], key, who) for key in shard.sparse]
+    parts = [xp.array([*head, *(r.ids.size for r in rows)], xp.int64)]
 
     # All dense keys together.
     if shard.dense:
         for key in shard.dense:
             shape = getattr(contributions[key], "shape", "none, being no array,")
             if shape != shard.shapes[key]:
-                raise UsageError(
-                    f"worker {worker}, clock {clock}: the gradient of {key!r} has shape {shape}, its weight"
-                    f" {shard.shapes[key]}"
-                )
+                raise UsageError(f"{who}: the gradient of {key!r} has shape {shape}, its weight {shard.shapes[key]}")
         dense = xp.concatenate([contributions[key].reshape(-1) for key in shard.dense])
         dense = xp.as_array(dense, shard.flat.dtype)
         messages = [dense] if shard.push is None else shard.push.encode(dense)
@@ -95,25 +93,21 @@ def _messages(shard: ServerShard, contributions: Mapping[str, Any], clock: int, 
     return parts
 
 
-def _rows(value: Any, shape: tuple[int, ...], key: str, worker: int, clock: int) -> Rows:
+def _rows(value: Any, shape: tuple[int, ...], key: str, who: str) -> Rows:
     """Return `value`, the sparse gradient of `key`, after checking its types, shapes and row numbers."""
     if not isinstance(value, Rows):
-        raise UsageError(
-            f"worker {worker}, clock {clock}: the gradient of the sparse key {key!r} must be Rows(ids, values)"
-        )
+        raise UsageError(f"{who}: the gradient of the sparse key {key!r} must be Rows(ids, values)")
     if (
         not (hasattr(value.ids, "dtype") and hasattr(value.values, "dtype"))
         or value.ids.dtype.kind not in "iu"
         or value.ids.ndim != 1
     ):
-        raise UsageError(
-            f"worker {worker}, clock {clock}: Rows of {key!r} need a 1-D array of integer ids and an array of values"
-        )
+        raise UsageError(f"{who}: Rows of {key!r} need a 1-D array of integer ids and an array of values")
     if value.values.shape != (value.ids.size, shape[1]) or (
         value.ids.size and not 0 <= value.ids.min() <= value.ids.max() < shape[0]
     ):
         raise UsageError(
-            f"worker {worker}, clock {clock}: rows {value.ids.tolist()} with values of shape {value.values.shape} for"
+            f"{who}: rows {value.ids.tolist()} with values of shape {value.values.shape} for"
             f" {key!r} of shape {shape}; each id must be in 0..{shape[0] - 1} and have one row"
         )
     return value

@@ -10,7 +10,7 @@ nothing to reduce.
 Proved by: tests/techniques/test_pruning.py
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -25,10 +25,7 @@ from minidist.core.parallel.fsdp import FSDPUnit
 from minidist.parallel.comm_hooks import Then, register_comm_hook
 from minidist.parallel.compressor import compress
 from minidist.parallel.shards import ranges
-from minidist.techniques import AxisRun, Run
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner
-from minidist.techniques.pruning.schedule import SparsitySchedule
-from minidist.techniques.pruning.selection import selection_bytes
 
 new_purpose("pruning")
 
@@ -128,20 +125,3 @@ def prunable_units(axis: Any, pruner: Pruner) -> list[FSDPUnit]:
     """Return the units of ZeRO 3 that have weights that may be pruned; other layouts have no units."""
     units = getattr(axis, "units", ())
     return [unit for unit in units if any(name in pruner.matrices for name in unit.flat.names)]
-
-
-# --- volumes, of all groups of ranks of a data axis together ----------------------------------------------------------
-
-
-def pruning_bytes(run: Run, axis: AxisRun, schedule: SparsitySchedule, sizes: Sequence[int], units: int) -> int:
-    """Return the bytes of ZeRO 3's masks: ranks compare magnitudes, and exchange masks, eight elements per byte.
-
-    sizes: elements of each matrix. units: of the units that have one.
-    """
-    copies = run.config.dp_replicate
-    shards, compared = axis.ranks // copies, 1 if run.config.sparsity_scope == "global" else len(sizes)
-    times = sum(schedule.is_due(run.done + step + 1) for step in range(run.steps)) if sizes else 0
-    once, masks = selection_bytes(len(sizes), compared, run.itemsize, shards), (shards - 1) * (units // 8)
-    # A resumed job exchanges the masks of its checkpoint, too.
-    sent: int = axis.groups * copies * (times * (once + masks) + (masks if run.done else 0))
-    return sent

@@ -1,8 +1,5 @@
 """--quantize int8: layers that round their operands to 8 bits while they train, and integer products afterwards."""
 
-# mypy: implicit_reexport
-# ruff: noqa: F401
-
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports

@@ -12,80 +12,76 @@ Proved by: tests/techniques/test_quantization.py
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any, Literal
 
 from minidist.core.base import arrays as xp
 from minidist.core.comm import Comm
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.parallel.dims import Axes
-from minidist.techniques import Extension, Field, Moment, Rule, Run, Settings, quantization, without_effect
+from minidist.techniques import Extension, Field, Moment, Record, Rule, Run, quantization, without_effect
 
 HELD_OUT = "held_out_loss_int8"
-
-
-class QuantizationSettings(Settings):
-    quantize: Literal["none", "int8"] = Field(
-        "none", description="int8: train with weights and inputs of linear layers rounded to 8 bits, evaluate in INT8"
-    )
-    quantize_weights: Literal["per-channel", "per-tensor"] = Field(
-        "per-channel", description="int8: a scale for each output of a layer, or one for its whole weight"
-    )
-    quantize_observer: Literal["moving-average", "min-max"] = Field(
-        "moving-average", description="int8: range of a layer's inputs, from the smallest and largest of each step"
-    )
-
-
-RULES = (
-    Rule(
-        "quantization-in-half-precision",
-        lambda j: j.quantize != "none" and j.half,
-        "--quantize {quantize} rounds to 256 levels, and {precision} could not hold the products of a level and its"
-        " scale without rounding once more",
-        "use --precision fp32 or fp64",
-    ),
-    Rule(
-        "quantization-with-zero-3",
-        lambda j: j.quantize != "none" and j.zero == 3,
-        "not implemented: --zero 3 releases a weight after its product, and --quantize {quantize} reads it at the end"
-        " of the step for its range, and keeps the rounded copy for backward",
-        "use --zero 2",
-    ),
-    Rule(
-        "quantization-with-experts",
-        lambda j: j.quantize != "none" and j.experts,
-        "--experts {experts} multiplies by the matrices of all experts at once, and --quantize {quantize} rounds the"
-        " operands of linear layers",
-        "leave one of them out",
-    ),
-    Rule(
-        "quantization-with-local-steps",
-        lambda j: j.quantize != "none" and j.optional("local_steps"),
-        "--local-steps {local_steps} lets replicas train alone, and --quantize {quantize} agrees on ranges in every"
-        " step",
-        "leave one of them out",
-    ),
-    Rule(
-        "quantization-with-server",
-        lambda j: j.quantize != "none" and j.server,
-        "--quantize {quantize} agrees on ranges at the end of every step, and the workers of --strategy ps exchange"
-        " nothing with each other",
-        "use --strategy auto",
-    ),
-    without_effect("quantize_weights", lambda j: j.quantize != "none", "--quantize int8"),
-    without_effect("quantize_observer", lambda j: j.quantize != "none", "--quantize int8"),
-)
 
 
 class Quantization(Extension):
     """Trains with rounded operands; see `QATLinear`."""
 
-    Settings = QuantizationSettings
+    class Settings(Record):
+        quantize: Literal["none", "int8"] = Field(
+            "none",
+            description="int8: train with weights and inputs of linear layers rounded to 8 bits, evaluate in INT8",
+        )
+        quantize_weights: Literal["per-channel", "per-tensor"] = Field(
+            "per-channel", description="int8: a scale for each output of a layer, or one for its whole weight"
+        )
+        quantize_observer: Literal["moving-average", "min-max"] = Field(
+            "moving-average", description="int8: range of a layer's inputs, from the smallest and largest of each step"
+        )
+
     panel = "Precision and memory"
     fixed = ("quantize", "quantize_weights", "quantize_observer")
     evaluations = 1
     jumps = "--quantize"
-    rules = RULES
+    rules = (
+        Rule(
+            "quantization-in-half-precision",
+            lambda j: j.quantize != "none" and j.half,
+            "--quantize {quantize} rounds to 256 levels, and {precision} could not hold the products of a level and its"
+            " scale without rounding once more",
+            "use --precision fp32 or fp64",
+        ),
+        Rule(
+            "quantization-with-zero-3",
+            lambda j: j.quantize != "none" and j.zero == 3,
+            "not implemented: --zero 3 releases a weight after its product, and --quantize {quantize} reads it at the"
+            " end of the step for its range, and keeps the rounded copy for backward",
+            "use --zero 2",
+        ),
+        Rule(
+            "quantization-with-experts",
+            lambda j: j.quantize != "none" and j.experts,
+            "--experts {experts} multiplies by the matrices of all experts at once, and --quantize {quantize} rounds"
+            " the operands of linear layers",
+            "leave one of them out",
+        ),
+        Rule(
+            "quantization-with-local-steps",
+            lambda j: j.quantize != "none" and j.optional("local_steps"),
+            "--local-steps {local_steps} lets replicas train alone, and --quantize {quantize} agrees on ranges in every"
+            " step",
+            "leave one of them out",
+        ),
+        Rule(
+            "quantization-with-server",
+            lambda j: j.quantize != "none" and j.server,
+            "--quantize {quantize} agrees on ranges at the end of every step, and the workers of --strategy ps exchange"
+            " nothing with each other",
+            "use --strategy auto",
+        ),
+        without_effect("quantize_weights", lambda j: j.quantize != "none", "--quantize int8"),
+        without_effect("quantize_observer", lambda j: j.quantize != "none", "--quantize int8"),
+    )
 
     @property
     def rounding(self) -> tuple[str, bool]:
@@ -114,13 +110,12 @@ class Quantization(Extension):
         self.job, self.observers, self.computed = job, quantization.observers_of(job.model), [job.model]
         quantization.load_ranges(self.observers, known)
 
-    def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+    def attached(self, strategy: Any) -> None:
         # A rank of a pipeline computes its stages; the rest of its model has no weights.
         pipe = getattr(strategy, "pipe", None)
         if pipe is not None:
             self.computed = [stage.module for stage in pipe.stages.values()]
         self.maxima = quantization.agree_on_weights(self.computed, strategy.axes.tp)
-        return nullcontext()
 
     def forget(self) -> None:
         for observer in self.observers.values():

@@ -25,15 +25,7 @@ from minidist.core.base.errors import UsageError, quoted
 from minidist.core.parallel.dims import Axes
 from minidist.nn.buffers import named_buffers
 from minidist.parallel.fitting_dims import splits_sums
-from minidist.techniques import Extension, Field, Rule, Settings, packs_inputs
-
-
-class RecomputeSettings(Settings):
-    recompute: str = Field(
-        "none",
-        description="activations recomputed in backward: none, full, selective, sqrt, budget:BYTES, or stages:LIST of a"
-        " pipeline, such as stages:0,1",
-    )
+from minidist.techniques import Extension, Field, Record, Rule, packs_inputs
 
 
 def stages_of(text: str) -> tuple[int, ...]:
@@ -54,62 +46,66 @@ def _budget(job: Any) -> int | None:
     return None if stages_of(job.recompute) else budget_of(job.recompute)
 
 
-RULES = (
-    Rule(
-        "own-model-with-recomputation",
-        lambda j: j.is_own_model and j.recompute != "none",
-        "--recompute {recompute} runs blocks of a model again, and minidist does not know the blocks of --model"
-        " {model}",
-        "call minidist.nn.ops.checkpoint in its forward, or leave it out",
-    ),
-    Rule(
-        "selective-needs-attention",
-        lambda j: j.recompute == "selective" and j.is_classifier,
-        "--recompute selective recomputes attention, which --model {model} does not have",
-        "use --recompute full",
-    ),
-    Rule(
-        "budget-needs-equal-blocks",
-        lambda j: j.model == "mlp" and _budget(j) is not None,
-        "--recompute {recompute} measures one block and assumes that the others are equal, which the layers of an MLP"
-        " are not",
-        "use --recompute sqrt or full",
-    ),
-    Rule(
-        "segments-in-a-pipeline",
-        lambda j: j.pp > 1 and (_budget(j) is not None or j.recompute == "sqrt"),
-        "not implemented: --recompute {recompute} cuts a model into segments, and a pipeline recomputes whole stages",
-        "use full or selective",
-    ),
-    Rule(
-        "recomputed-stages-need-a-pipeline",
-        lambda j: j.pp == 1 and bool(stages_of(j.recompute)),
-        "--recompute {recompute} names stages of a pipeline, and without --pp there are none",
-        "add --pp 2 or more, or use full",
-    ),
-    Rule(
-        "recomputed-stages-with-packed-inputs",
-        lambda j: bool(stages_of(j.recompute)) and packs_inputs(j.config),
-        "not implemented: --recompute {recompute} runs whole stages again, and the inputs of their blocks wait"
-        " elsewhere",
-        "use --recompute full",
-    ),
-    Rule(
-        "budget-with-messages-in-blocks",
-        lambda j: _budget(j) is not None and splits_sums(j.dims),
-        "--recompute {recompute} runs a block once to measure what it keeps, and with --tp, --cp or --ep a block sends"
-        " messages",
-        "use sqrt or full",
-    ),
-)
-
-
 class Recompute(Extension):
     """Lets blocks, segments of blocks or attention run again in backward."""
 
-    Settings = RecomputeSettings
+    class Settings(Record):
+        recompute: str = Field(
+            "none",
+            description="activations recomputed in backward: none, full, selective, sqrt, budget:BYTES, or stages:LIST"
+            " of a pipeline, such as stages:0,1",
+        )
+
     panel = "Precision and memory"
-    rules = RULES
+    rules = (
+        Rule(
+            "own-model-with-recomputation",
+            lambda j: j.is_own_model and j.recompute != "none",
+            "--recompute {recompute} runs blocks of a model again, and minidist does not know the blocks of --model"
+            " {model}",
+            "call minidist.nn.ops.checkpoint in its forward, or leave it out",
+        ),
+        Rule(
+            "selective-needs-attention",
+            lambda j: j.recompute == "selective" and j.is_classifier,
+            "--recompute selective recomputes attention, which --model {model} does not have",
+            "use --recompute full",
+        ),
+        Rule(
+            "budget-needs-equal-blocks",
+            lambda j: j.model == "mlp" and _budget(j) is not None,
+            "--recompute {recompute} measures one block and assumes that the others are equal, which the layers of an"
+            " MLP are not",
+            "use --recompute sqrt or full",
+        ),
+        Rule(
+            "segments-in-a-pipeline",
+            lambda j: j.pp > 1 and (_budget(j) is not None or j.recompute == "sqrt"),
+            "not implemented: --recompute {recompute} cuts a model into segments, and a pipeline recomputes whole"
+            " stages",
+            "use full or selective",
+        ),
+        Rule(
+            "recomputed-stages-need-a-pipeline",
+            lambda j: j.pp == 1 and bool(stages_of(j.recompute)),
+            "--recompute {recompute} names stages of a pipeline, and without --pp there are none",
+            "add --pp 2 or more, or use full",
+        ),
+        Rule(
+            "recomputed-stages-with-packed-inputs",
+            lambda j: bool(stages_of(j.recompute)) and packs_inputs(j.config),
+            "not implemented: --recompute {recompute} runs whole stages again, and the inputs of their blocks wait"
+            " elsewhere",
+            "use --recompute full",
+        ),
+        Rule(
+            "budget-with-messages-in-blocks",
+            lambda j: _budget(j) is not None and splits_sums(j.dims),
+            "--recompute {recompute} runs a block once to measure what it keeps, and with --tp, --cp or --ep a block"
+            " sends messages",
+            "use sqrt or full",
+        ),
+    )
 
     def recomputes(self) -> str:
         return "none" if stages_of(self.settings.recompute) else str(self.settings.recompute)

@@ -20,7 +20,7 @@ Proved by: tests/techniques/test_repartition.py
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -30,47 +30,13 @@ from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.pipeline.runtime.layer_profile import LayerProfile, LayerTimes
-from minidist.techniques import Extension, Field, Rule, Run, Settings
+from minidist.techniques import Extension, Field, Record, Rule, Run
 
 new_purpose("repartition")
 
 SIZES = list[Annotated[int, Field(ge=0)]] | None
 
 _profile: ContextVar[Callable[[], LayerProfile]] = ContextVar("profile", default=LayerProfile)
-
-
-class RepartitionSettings(Settings):
-    repartition_every: int | None = Field(
-        None,
-        ge=2,
-        le=MAX_COUNT,
-        description="pipeline: after how many steps the stages are cut anew, by the measured times of the layers",
-    )
-
-
-RULES = (
-    Rule(
-        "repartition-needs-pp",
-        lambda j: j.pp == 1 and j.repartition_every,
-        "--repartition-every {repartition_every} cuts a pipeline's stages",
-        "add --pp 2 or more",
-    ),
-    Rule(
-        "asynchronous-with-repartition",
-        lambda j: j.asynchronous and j.repartition_every,
-        "--schedule {schedule} delays the updates of a layer by the place of its stage, so with --repartition-every"
-        " {repartition_every} the weights would depend on measured times",
-        "use a synchronous schedule, such as 1f1b",
-    ),
-    Rule(
-        "repartition-with-one-cut",
-        lambda j: j.pp > 1 and j.repartition_every and j.blocks == j.plan.stages,
-        "--repartition-every {repartition_every} has only one way to cut {blocks} layers into {stages} stages, which is"
-        " one layer each",
-        "use more --layers, or leave it out",
-        {"stages": lambda j: j.plan.stages},
-    ),
-)
 
 
 @contextmanager
@@ -99,9 +65,38 @@ class Sent(NamedTuple):
 class Repartition(Extension):
     """Cuts the stages of one rank's job anew."""
 
-    Settings = RepartitionSettings
+    class Settings(Record):
+        repartition_every: int | None = Field(
+            None,
+            ge=2,
+            le=MAX_COUNT,
+            description="pipeline: after how many steps the stages are cut anew, by the measured times of the layers",
+        )
+
     panel = "Pipeline parallelism"
-    rules = RULES
+    rules = (
+        Rule(
+            "repartition-needs-pp",
+            lambda j: j.pp == 1 and j.repartition_every,
+            "--repartition-every {repartition_every} cuts a pipeline's stages",
+            "add --pp 2 or more",
+        ),
+        Rule(
+            "asynchronous-with-repartition",
+            lambda j: j.asynchronous and j.repartition_every,
+            "--schedule {schedule} delays the updates of a layer by the place of its stage, so with --repartition-every"
+            " {repartition_every} the weights would depend on measured times",
+            "use a synchronous schedule, such as 1f1b",
+        ),
+        Rule(
+            "repartition-with-one-cut",
+            lambda j: j.pp > 1 and j.repartition_every and j.blocks == j.plan.stages,
+            "--repartition-every {repartition_every} has only one way to cut {blocks} layers into {stages} stages,"
+            " which is one layer each",
+            "use more --layers, or leave it out",
+            {"stages": lambda j: j.plan.stages},
+        ),
+    )
     key = "partition"
     periods: ClassVar[Mapping[str, int]] = {"repartition_every": 1}  # nothing is cut after the last step
 
@@ -123,12 +118,11 @@ class Repartition(Extension):
         self.partitions: list[tuple[str, int]] = []  # each cut, and the steps that were made with it
         self.move = (0, 0)  # ranges and lacking bytes of the last move
 
-    def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+    def attached(self, strategy: Any) -> None:
         self.sizes_in_use = strategy.stage_sizes()
         self.partitions.append((_text(self.sizes_in_use), 0))
         # A layout counts the move to it, and the exchanges from now on.
         self.sent, self.move = Sent(sum(self.sizes_in_use), 0, *self.move), (0, 0)
-        return nullcontext()
 
     def next_layout(self, strategy: Any, done: int, rebuild: Callable[[Any], Any]) -> Any:
         """Return the strategy of the next step: the same, or one with another cut.

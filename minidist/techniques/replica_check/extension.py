@@ -6,21 +6,19 @@ Equal to: the job without the check, bit for bit.
 Proved by: tests/train/test_replicas.py, tests/config/test_rules.py
 """
 
-from minidist.techniques import Extension, Field, Moment, Rule, Run, Settings
+from minidist.techniques import Extension, Field, Moment, Record, Rule, Run
 
 NUMBER, ROW = 8, 16  # bytes: the number of shards of a rank; and one shard's tensor and place, with its fingerprint
-
-
-class ReplicaCheckSettings(Settings):
-    check_replicas: bool = Field(
-        False, description="after every step, compare all copies of every parameter bit for bit"
-    )
 
 
 class ReplicaCheck(Extension):
     """Compares the copies of every parameter; see `check_shard_replicas`."""
 
-    Settings = ReplicaCheckSettings
+    class Settings(Record):
+        check_replicas: bool = Field(
+            False, description="after every step, compare all copies of every parameter bit for bit"
+        )
+
     observes = True
     unlike = "the tables of --check-replicas"
     alone = (("check_replicas", lambda j: j.has_replicas),)

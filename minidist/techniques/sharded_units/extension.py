@@ -21,22 +21,7 @@ from typing import Any
 
 from minidist.base.limits import MAX_COUNT, whole_number
 from minidist.core.base.errors import UsageError, quoted
-from minidist.techniques import Extension, Field, Rule, Settings, without_effect
-
-
-class ShardedUnitsSettings(Settings):
-    """The flags; --zero is a setting of every job."""
-
-    prefetch: int = Field(1, ge=0, le=MAX_COUNT, description="ZeRO 3: units gathered ahead")
-    reshard_after_forward: str = Field(
-        "true",
-        description=(
-            "ZeRO 3: true, false (units stay gathered until backward), or a number of neighbours that keep them sharded"
-        ),
-    )
-    persistence_threshold: int = Field(
-        0, ge=0, le=MAX_COUNT, description="ZeRO 3: parameters with fewer elements stay gathered"
-    )
+from minidist.techniques import Extension, Field, Record, Rule, without_effect
 
 
 def reshard(settings: Any) -> bool | int:
@@ -67,44 +52,55 @@ def _of_shards(name: str) -> Rule:
     )
 
 
-RULES = (
-    _of_shards("reshard_after_forward"),
-    _of_shards("persistence_threshold"),
-    Rule(
-        "reshard-divides-shards",
-        lambda j: not _fits(j, j.shards),
-        "--reshard-after-forward {reshard} with {shards} shards: a number must divide them and lie between 1 and"
-        " {shards}",
-        "use such a number, true or false",
-        {"reshard": reshard},
-    ),
-    Rule(
-        "reshard-divides-shards-of-experts",
-        lambda j: j.ep > 1 and not _fits(j, j.expert_shards),
-        "--reshard-after-forward {reshard} with {expert_shards} shards of an expert: a number must divide them and lie"
-        " between 1 and {expert_shards}",
-        "use such a number, true or false",
-        {"reshard": reshard},
-    ),
-    Rule(
-        "reshard-with-recomputation",
-        # Of blocks that run again by themselves the outermost module's forward is recorded; a segment's is not.
-        lambda j: reshard(j) is not True and j.optional("recompute") == "sqrt",
-        "--reshard-after-forward {reshard_after_forward} keeps what a recorded forward gathered, and with --recompute"
-        " {recompute} the forward of a segment is not recorded",
-        "use --recompute full, or leave out one of the two",
-    ),
-    without_effect("prefetch", lambda j: j.zero == 3, "--zero 3"),
-)
-
-
 class ShardedUnits(Extension):
     """Tells `fully_shard` when units are whole."""
 
-    Settings = ShardedUnitsSettings
+    class Settings(Record):
+        """The flags; --zero is a setting of every job."""
+
+        prefetch: int = Field(1, ge=0, le=MAX_COUNT, description="ZeRO 3: units gathered ahead")
+        reshard_after_forward: str = Field(
+            "true",
+            description=(
+                "ZeRO 3: true, false (units stay gathered until backward), or a number of neighbours that keep them"
+                " sharded"
+            ),
+        )
+        persistence_threshold: int = Field(
+            0, ge=0, le=MAX_COUNT, description="ZeRO 3: parameters with fewer elements stay gathered"
+        )
+
     panel = "Data parallelism"
-    rules = RULES
-    alone = tuple((name, lambda j: False) for name in ShardedUnitsSettings.model_fields)
+    rules = (
+        _of_shards("reshard_after_forward"),
+        _of_shards("persistence_threshold"),
+        Rule(
+            "reshard-divides-shards",
+            lambda j: not _fits(j, j.shards),
+            "--reshard-after-forward {reshard} with {shards} shards: a number must divide them and lie between 1 and"
+            " {shards}",
+            "use such a number, true or false",
+            {"reshard": reshard},
+        ),
+        Rule(
+            "reshard-divides-shards-of-experts",
+            lambda j: j.ep > 1 and not _fits(j, j.expert_shards),
+            "--reshard-after-forward {reshard} with {expert_shards} shards of an expert: a number must divide them and"
+            " lie between 1 and {expert_shards}",
+            "use such a number, true or false",
+            {"reshard": reshard},
+        ),
+        Rule(
+            "reshard-with-recomputation",
+            # Of blocks that run again by themselves the outermost module's forward is recorded; a segment's is not.
+            lambda j: reshard(j) is not True and j.optional("recompute") == "sqrt",
+            "--reshard-after-forward {reshard_after_forward} keeps what a recorded forward gathered, and with"
+            " --recompute {recompute} the forward of a segment is not recorded",
+            "use --recompute full, or leave out one of the two",
+        ),
+        without_effect("prefetch", lambda j: j.zero == 3, "--zero 3"),
+    )
+    alone = tuple((name, lambda j: False) for name in Settings.model_fields)
 
     def wrapper_options(self, config: Any) -> Mapping[str, Any]:
         settings = self.settings

@@ -12,19 +12,17 @@ Lesson: 10_accumulate_and_recompute.
 Proved by: tests/config/test_rules.py, tests/train/test_sharded.py, tests/equality/test_equality.py
 """
 
-from minidist.techniques import Extension, Field, Rule, Settings
-
-
-class SynchronizeEachSettings(Settings):
-    synchronize_each: bool = Field(
-        False, description="reduce after every micro-batch instead of once per step (without no_sync)"
-    )
+from minidist.techniques import Extension, Field, Record, Rule
 
 
 class SynchronizeEach(Extension):
     """Says that every micro-batch is reduced."""
 
-    Settings = SynchronizeEachSettings
+    class Settings(Record):
+        synchronize_each: bool = Field(
+            False, description="reduce after every micro-batch instead of once per step (without no_sync)"
+        )
+
     panel = "Data parallelism"
     rules = (
         Rule(
@@ -46,6 +44,4 @@ class SynchronizeEach(Extension):
         ),
     )
     alone = (("synchronize_each", lambda j: False),)
-
-    def reduces_each(self) -> bool:
-        return bool(self.settings.synchronize_each)
+    reduces_each = True

@@ -21,23 +21,21 @@ from minidist.optim import LayerwiseOptimizer
 from minidist.optim.named import optimizer_named, takes
 from minidist.parallel import LayerSums
 from minidist.parallel.layer_sums import layer_sums_volume
-from minidist.techniques import AxisRun, Extension, Field, Rule, Run, Settings
+from minidist.techniques import AxisRun, Extension, Field, Record, Rule, Run
 
 NUMBER = 8  # bytes of a sum of squares
-
-
-class TrustRatioSettings(Settings):
-    """The flags; --optimizer is a setting of every job."""
-
-    trust_coefficient: float = Field(
-        0.001, gt=0, description="lars: how far a layer may move, as a share of its norm, at a learning rate of 1"
-    )
 
 
 class TrustRatio(Extension):
     """Gives the optimizer the norms of whole layers."""
 
-    Settings = TrustRatioSettings
+    class Settings(Record):
+        """The flags; --optimizer is a setting of every job."""
+
+        trust_coefficient: float = Field(
+            0.001, gt=0, description="lars: how far a layer may move, as a share of its norm, at a learning rate of 1"
+        )
+
     switches = (("optimizer", "adamw"),)
     panel = "Optimization"
     rules = (

@@ -19,12 +19,32 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
     n = x.shape[-1] if x.ndim else 0
     if weight.shape != (n,) or bias.shape != (n,):
         raise mismatch("layer_norm", x, weight, "do not fit: weight and bias must have the last dim of x")
-    y, normal, inverse = _normalized(x.data, weight.data, bias.data, eps)
+    values, w, b = x.data, weight.data, bias.data
+    if x.size and (kernels := xp.kernels_of(values)):
+        y, normal, inverse = kernels.layer_norm(values, w, b, eps)
+    else:
+        # Row means and row sums of squares are products with a vector.
+        normal = values - (values @ xp.constant(n, 1 / n if n else 0, values))[..., None]
+        inverse = inverse_norms(normal, eps)  # 1 / standard deviation of each row, (..., 1)
+        normal *= inverse
+        y = normal * w
+        y += b
+    del values, w, b
     kept, kept_w = x.save(normal), weight.saved()  # in half precision; the statistics, one number per row, stay float32
     del normal
 
     def grad_x(g: xp.Array) -> xp.Array:
-        return _gradient(g, kept_w.data, kept.data, inverse)
+        # dx = (d - mean(d) - n mean(d n)) / std, with d = g weight and n the normalised row.
+        weight, rows = kept_w.data, kept.data
+        if g.size and (kernels := xp.kernels_of(g)):
+            return kernels.layer_norm_gradient(g, weight, rows, inverse)
+        dx = g * weight
+        along = xp.dot_rows(dx, rows)
+        along *= 1 / n if n else 0
+        dx -= (dx @ xp.constant(n, 1 / n if n else 0, g))[..., None]
+        dx -= rows * along
+        dx *= inverse
+        return dx
 
     def grad_weight(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
         return xp.sum_rows(g * kept.data, out)
@@ -39,21 +59,6 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
     )
 
 
-def _normalized(x: xp.Array, weight: xp.Array, bias: xp.Array, eps: float) -> tuple[xp.Array, xp.Array, xp.Array]:
-    """y, the normalised rows, and 1 / standard deviation of each row, (..., 1)."""
-    if x.size and (kernels := xp.kernels_of(x)):
-        return kernels.layer_norm(x, weight, bias, eps)
-
-    # Row means and row sums of squares are products with a vector.
-    n = x.shape[-1]
-    normal = x - (x @ xp.constant(n, 1 / n if n else 0, x))[..., None]
-    inverse = inverse_norms(normal, eps)  # 1 / standard deviation
-    normal *= inverse
-    y = normal * weight
-    y += bias
-    return y, normal, inverse
-
-
 def inverse_norms(rows: xp.Array, eps: float) -> xp.Array:
     """1 / sqrt(mean of the squares + eps) of each row, (..., 1)."""
     n = rows.shape[-1]
@@ -63,16 +68,3 @@ def inverse_norms(rows: xp.Array, eps: float) -> xp.Array:
     xp.sqrt(inverse, out=inverse)
     xp.reciprocal(inverse, out=inverse)
     return inverse
-
-
-def _gradient(g: xp.Array, weight: xp.Array, rows: xp.Array, inverse: xp.Array) -> xp.Array:
-    """dx = (d - mean(d) - n mean(d n)) / std, with d = g weight and n the normalised row."""
-    if g.size and (kernels := xp.kernels_of(g)):
-        return kernels.layer_norm_gradient(g, weight, rows, inverse)
-    n, dx = g.shape[-1], g * weight
-    along = xp.dot_rows(dx, rows)
-    along *= 1 / n if n else 0
-    dx -= (dx @ xp.constant(n, 1 / n if n else 0, g))[..., None]
-    dx -= rows * along
-    dx *= inverse
-    return dx

@@ -6,8 +6,6 @@ messages.py          what a rank sends and receives in a step, and its shapes an
 reduction.py         who sums the gradients of a rank's stages, and of parameters that several stages hold
 """
 
-from minidist.core.pipeline.runtime.pipeline import Pipeline as Pipeline
-from minidist.core.pipeline.runtime.reduction import Reduction as Reduction
-from minidist.core.pipeline.runtime.stages import PipelineStage as PipelineStage
-from minidist.core.pipeline.runtime.stages import cut_model as cut_model
-from minidist.core.pipeline.runtime.stages import split_model as split_model
+from minidist.core.pipeline.runtime.pipeline import Pipeline
+from minidist.core.pipeline.runtime.reduction import Reduction
+from minidist.core.pipeline.runtime.stages import PipelineStage, cut_model, split_model

@@ -48,7 +48,7 @@ class MeshStrategy(strategy.Strategy):
 
     def no_sync(self) -> AbstractContextManager[Any]:
         # A technique may have the gradients of every micro-batch reduced.
-        return nullcontext() if any(each.reduces_each() for each in self.job.extensions) else super().no_sync()
+        return nullcontext() if any(each.reduces_each for each in self.job.extensions) else super().no_sync()
 
     def update(self, step: int) -> None:
         if self.job.clip is not None:
