@@ -173,8 +173,7 @@ def own_process_state(modules: UserModules) -> Iterator[Beginning]:
 
 
 def _variables() -> dict[Any, Any]:
-    found: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
-    return found
+    return os.environ._data  # type: ignore[attr-defined,no-any-return]
 
 
 def _set_variables(variables: dict[Any, Any]) -> None:

@@ -15,7 +15,6 @@ import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 BLOCK = 1 << 20  # bytes that are read at once
 MAX_LINE = 1 << 14  # bytes of a line; the rest of a longer one is read as the next
@@ -50,17 +49,12 @@ def log_lines(path: Path) -> Iterator[str]:
         file.seek(0)
         if start == b"\x1f\x8b":
             with gzip.open(file) as unpacked:
-                yield from joined(lines_of(unpacked))  # type: ignore[arg-type]
+                yield from joined(split(iter(lambda: unpacked.read(BLOCK), b"")))
         elif start in (b"\xff\xfe", b"\xfe\xff"):
             text = io.TextIOWrapper(file, "utf-16", errors="replace")
             yield from joined(split(block.encode() for block in iter(lambda: text.read(BLOCK), "")))
         else:
-            yield from joined(lines_of(file))
-
-
-def lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file of bytes."""
-    yield from split(iter(lambda: file.read(BLOCK), b""))
+            yield from joined(split(iter(lambda: file.read(BLOCK), b"")))
 
 
 def split(blocks: Iterator[bytes]) -> Iterator[bytes]:

@@ -40,8 +40,7 @@ def write_dumps(world: SimWorld, folder: str | Path, form: str = "pickle") -> li
         dump = {
             "version": VERSION,
             "pg_config": {
-                group["name"]: {"name": group["name"], "desc": group["desc"], "ranks": json.dumps(group["members"])}
-                for group in groups_of(world).values()
+                group["name"]: {**group, "ranks": json.dumps(group["ranks"])} for group in groups_of(world).values()
             },
             "pg_status": {},
             "comm_lib_version": "",
@@ -55,12 +54,12 @@ def write_dumps(world: SimWorld, folder: str | Path, form: str = "pickle") -> li
 
 
 def groups_of(world: SimWorld) -> dict[str, dict[str, Any]]:
-    """Return the process groups: communicator -> {"name": its number, "desc": a text, "members": its ranks}."""
+    """Return the process groups: communicator -> {"name": its number, "desc": a text, "ranks": its ranks}."""
     members: dict[str, set[int]] = {"world": set(range(world.size))}
     for name, logs in world.calls.logs.items():
         members.setdefault(name, set()).update(logs)
     return {
-        name: {"name": str(number), "desc": "default_pg" if name == "world" else name, "members": sorted(ranks)}
+        name: {"name": str(number), "desc": "default_pg" if name == "world" else name, "ranks": sorted(ranks)}
         for number, (name, ranks) in enumerate(members.items())
     }
 
@@ -82,7 +81,7 @@ def entries_of(world: SimWorld, rank: int) -> Iterator[dict[str, Any]]:
             continue
         key = message.communicator, is_message
         counts[key] = counts.get(key, 0) + 1
-        entry = entry_of(message, groups, len(found), counts[key])
+        entry = entry_of(message, groups[message.communicator], len(found), counts[key])
         entry["frames"] = frames_of(world, message)
         if not is_message:
             collectives[place] = entry
@@ -90,10 +89,9 @@ def entries_of(world: SimWorld, rank: int) -> Iterator[dict[str, Any]]:
     yield from found
 
 
-def entry_of(message: MessageEvent, groups: dict[str, dict[str, Any]], number: int, sequence: int) -> dict[str, Any]:
+def entry_of(message: MessageEvent, group: dict[str, Any], number: int, sequence: int) -> dict[str, Any]:
     """Return the entry of a message, or of the collective whose first message it is."""
-    group = groups[message.communicator]
-    members = group["members"]
+    members = group["ranks"]
     name = message.operation.partition("/")[0]
     shapes: list[list[int]] = [[]]
     dtype = DTYPES.get(message.dtype, message.dtype)

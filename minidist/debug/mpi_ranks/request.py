@@ -46,6 +46,9 @@ class Status:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __reduce__(self) -> Any:
+        return _status_of, (list(self._fields),)
+
     Get_source, Set_source = _field(0)
     Get_tag, Set_tag = _field(1)
     Get_error, Set_error = _field(2)
@@ -77,6 +80,12 @@ class Status:
     def become(self, fields: Sequence[int]) -> None:
         """Take other values."""
         self._fields[:] = array("q", fields)
+
+
+def _status_of(fields: list[int]) -> Status:
+    status = Status()
+    status.become(fields)
+    return status
 
 
 EMPTY = (ANY_SOURCE, ANY_TAG, 0, 0, 0)

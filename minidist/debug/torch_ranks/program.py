@@ -110,7 +110,12 @@ def run_on_ranks(
             run.cuda = stack.enter_context(cuda_on_cpu(ranks))
         run.processes = stack.enter_context(processes_as_ranks(run))
         start = _Start(beginning, generator, torch.get_default_dtype())
-        results = run.run_world([main_of(program, rank) for rank in range(ranks)], start)
+        mains: list[Callable[[], Any]]
+        if isinstance(program, UserProgram):
+            mains = [partial(program.run, local_rank=rank) for rank in range(ranks)]
+        else:
+            mains = [program] * ranks
+        results = run.run_world(mains, start)
     worlds = run.worlds[1:] if run.main is not None else run.worlds
     outputs = [run.outputs[rank] for rank in sorted(run.outputs)]
     return TorchRun(
@@ -269,11 +274,6 @@ def groups_begin_when_asked(wanted: bool) -> Iterator[None]:
     own = [module for module in modules if getattr(module, "__dict__", {}).get(name) is get_group]
     with replaced((module, name, begin_and_get) for module in own):
         yield
-
-
-def main_of(program: Callable[[], Any] | UserProgram, rank: int) -> Callable[[], Any]:
-    """Return what a rank calls to run a program."""
-    return partial(program.run, local_rank=rank) if isinstance(program, UserProgram) else program
 
 
 def variables_of(rank: int, size: int, given: Mapping[Any, Any]) -> dict[str, str]:
