@@ -60,7 +60,7 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
                 module = _put(module, name, style(get_module(module, name), context, name))
 
     # What no style has split is whole on every rank; a tied parameter must be split wherever it is used.
-    split = {whole for whole, shard in context.shards.items() if shard is not whole}
+    split = {whole: shard for whole, shard in context.shards.items() if shard is not whole}  # freed in this order
     for name, parameter in module._all_parameters():
         if parameter in split:
             hooks.refusals().refuse_shared(name, parameter)
