@@ -117,14 +117,14 @@ def rmsprop(p, g, state, lr):
 # %% [markdown]
 # ## 5 Check
 #
-# The library's optimizers in the valley. The last column is the state that each keeps, in arrays of the
-# weights' shape:
+# The library's optimizers in the valley, each with the best of five rates. The last column is the state that each
+# keeps, in arrays of the weights' shape:
 
 # %%
 LIBRARY = {
     "sgd": (SGD, {"lr": 0.0019}),
-    "momentum": (SGD, {"lr": 0.001, "momentum": 0.9}),
-    "rmsprop": (RMSProp, {"lr": 0.02}),
+    "momentum": (SGD, {"lr": 0.003, "momentum": 0.9}),
+    "rmsprop": (RMSProp, {"lr": 0.05}),
     "adam": (Adam, {"lr": 0.05}),
 }
 paths = {}
@@ -135,6 +135,9 @@ for name, (kind, settings) in LIBRARY.items():
     arrays = account.peak_by_purpose.get("optimizer", 0) // paths[name][0].nbytes
     points = "   ".join(f"{x:6.3f} {y:6.3f}" for x, y in paths[name][[1, 20, 100]])
     print(f"{name:8} {points}   {arrays}")
+    rates = (0.001, 0.0019, 0.003, 0.02, 0.05)
+    ends = [np.hypot(*descend(kind, **settings | {"lr": lr})[-1]) for lr in rates]
+    assert settings["lr"] == rates[np.argmin(ends)]
 x, y = np.abs(paths["adam"][1] - 1)
 adam_guess.judge(y / x, within=0.1)
 
@@ -162,18 +165,24 @@ for name, gradients in drawn.items():
 # RMSProp makes steps of about lr that lead nowhere; Adam's are short, because in m such gradients cancel.
 # That is what the second array is for: the gradients of a training are from few rows each, so they are noisy.
 #
-# And the correction? Adam without it: in the first step a tenth of g is too small, and the root of 0.001 g^2
-# is too small by more, so the steps are too long. x passes 0 and comes back, and no error says so:
+# And what Adam cannot do? It divides weight by weight. Turn the valley by 45°: now both weights have large gradients,
+# and the direction in which the loss is flat is the diagonal between them:
 
 # %%
-p, m, v, path = np.ones(2), 0.0, 0.0, []
-for _ in range(20):
-    g = STEEP * p
-    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-    p = p - 0.05 * m / np.sqrt(v)
-    path.append(p)
-print("x after 1, 5, 10, 20 steps:", *(f"{path[at - 1][0]:.3f}" for at in (1, 5, 10, 20)))
-first_guess.judge((1 - path[0][0]) / x, within=0.1)
+turn = np.array([[1.0, -1.0], [1.0, 1.0]]) / np.sqrt(2)
+turned = turn @ np.diag(STEEP) @ turn.T
+print("distance from the lowest point after 100 steps")
+for name, (kind, settings) in LIBRARY.items():
+    p = Parameter(turn @ np.ones(2))
+    optimizer = kind([p], **settings)
+    for _ in range(100):
+        p.grad = turned @ p.data
+        optimizer.step()
+    print(f"{name:8} as before {np.hypot(*paths[name][100]):.3f}, turned {np.hypot(*p.data):.3f}")
+
+# %% [markdown]
+# SGD and momentum do not notice the turn. RMSProp and Adam are slower than SGD now: they only know how large the
+# gradient of each weight is, and here both are equally large.
 
 # %% [markdown]
 # All of this is done element by element. So a rank that has **a piece of the parameters, of their
@@ -202,24 +211,18 @@ assert np.array_equal(pieces, stepped(slice(None)))
 # %% [markdown]
 # ## 6 Break it
 #
-# Adam divides weight by weight. Turn the valley by 45°: now both weights have large gradients, and the
-# direction in which the loss is flat is the diagonal between them:
+# Adam without its correction: in the first step a tenth of g is too small, and the root of 0.001 g^2
+# is too small by more, so the steps are too long. x passes 0 and comes back, and no error says so:
 
 # %%
-turn = np.array([[1.0, -1.0], [1.0, 1.0]]) / np.sqrt(2)
-turned = turn @ np.diag(STEEP) @ turn.T
-print("distance from the lowest point after 100 steps")
-for name, (kind, settings) in LIBRARY.items():
-    p = Parameter(turn @ np.ones(2))
-    optimizer = kind([p], **settings)
-    for _ in range(100):
-        p.grad = turned @ p.data
-        optimizer.step()
-    print(f"{name:8} as before {np.hypot(*paths[name][100]):.3f}, turned {np.hypot(*p.data):.3f}")
-
-# %% [markdown]
-# SGD and momentum do not notice the turn. With the rates above RMSProp and Adam are slower than SGD now, and no
-# error says so: they only know how large the gradient of each weight is, and here both are equally large.
+p, m, v, path = np.ones(2), 0.0, 0.0, []
+for _ in range(20):
+    g = STEEP * p
+    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+    p = p - 0.05 * m / np.sqrt(v)
+    path.append(p)
+print("x after 1, 5, 10, 20 steps:", *(f"{path[at - 1][0]:.3f}" for at in (1, 5, 10, 20)))
+first_guess.judge((1 - path[0][0]) / x, within=0.1)
 
 # %% [markdown]
 # ## 7 Exercise: Adam

@@ -33,7 +33,8 @@ import numpy as np
 
 from minidist import LinkModel, SimWorld, all_reduce
 from minidist.collectives.auto import fastest
-from minidist.course.lesson import check, picture, predict, reveal, solution
+from minidist.course.lesson import check, predict, reveal, solution
+from minidist.report import draw, show
 
 # %% [markdown]
 # ## 2 Predict
@@ -71,10 +72,9 @@ def summed(comm, algorithm):
 
 
 # %% [markdown]
-# The pictures show how many bytes each rank sends to each other one in the three ways. In the first and
-# the third, the upper right and the lower left quarter are the bytes between machines. The first picture
-# has two cells there, as dark as the others; the third has eight pale ones. In the second picture every
-# cell that is not empty joins two machines.
+# The pictures show how many bytes each rank sends to each other one in the three ways. A cell on grey joins
+# two machines. Of the ring in rank order two cells lie on grey; of the alternating ring, for which the grey
+# is a chessboard, all eight do. Of two levels eight pale ones do.
 
 # %%
 runs = {}
@@ -85,7 +85,9 @@ for name, algorithm, machine in (
 ):
     world = SimWorld(8, links=network(machine))
     runs[name] = world, machine, world.run(summed, algorithm)
-    picture("bytes-matrix", world, "part 3 of lesson 05b", name=name)
+    figure = draw("bytes-matrix", world.traces, {"command": "part 3 of lesson 05b", "name": name})
+    figure.axes[0].imshow(np.not_equal.outer(machine, machine), cmap="Greys", vmax=5, zorder=-1)
+    show(figure)
 
 # %% [markdown]
 # ## 4 The code
@@ -186,9 +188,10 @@ for nodes in ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2, 4, 6], [1, 3, 5, 7]]):
 # ## 7 Exercise: two levels on machines of unequal size
 #
 # `machines[r]` is the machine of rank r. The machines have different numbers of ranks, so the chunks of
-# part 4 do not fit. Return the sum of all ranks' arrays, on every rank. A message inside a machine takes no
-# time here; between machines it takes 10 µs, and 10 ns per byte. Judged: right sums, and that they take no longer
-# than a ring of one rank from each machine, after each machine has added up its arrays.
+# part 4 do not fit, and one rank of each machine may send its whole sum. (On the machines of part 1 this would
+# be 1,000,000 B x 2 ns = 2 ms on the slow link, and an L-th is 0.5 ms.) Return the sum of all ranks' arrays, on
+# every rank. A message inside a machine takes no time here; between machines it takes 10 µs, and 10 ns per byte.
+# Judged: right sums, and that they take no longer than this ring of one rank from each machine.
 #
 # Calls of `all_reduce` and of `broadcast` (rank 0's array to all) are allowed, but the algorithms "two_level" and
 # "auto" are not: they are what you write.

@@ -101,7 +101,7 @@ for buckets in (1, 2):
 # Backward reports each parameter whose gradient is complete. A parameter that is used twice has two
 # contributions to its gradient, and is complete after the second. A bucket may leave when all its
 # parameters are complete, but bucket 1 never leaves before bucket 0. Here the gradients of two ranks
-# are completed in different orders:
+# are completed in different orders (no message is sent yet):
 
 # %%
 BUCKETS = [{"head", "mlp"}, {"attention", "embedding"}]

@@ -61,8 +61,9 @@ guess = {
 #
 # Rank 0 is the server, ranks 1 to 3 are workers, and rank 3 is the slow one. A worker's *clock* is the
 # number of its step. The functions below give `ps.run`, the library's server and workers, a gradient
-# and the seconds that it takes. The first picture shows `bsp`, the second `asp`; red is time in which
-# a rank waits for another.
+# and the seconds that it takes. With several servers each has a part of the weights, its *slices*; `server` says that
+# there is one, and with which optimizer it steps them. The first picture shows `bsp`, the second `asp`; red is time in
+# which a rank waits for another.
 
 # %%
 SLOW = 3
@@ -136,8 +137,8 @@ print("the workers end with the weights", *(f"{w:.3f}" for w in weights))
 # random, and no model has a loss below their entropy ("entropy" in the picture). A gradient takes 1 ms here,
 # and 3 ms on the slow worker; the ratios stay. The staleness of a gradient is the number of updates
 # that its weights did not have yet. (An update of bsp is the sum of three gradients, and one of ssp
-# and asp is one gradient.) The picture shows the gradients per second, which share of the gradients has
-# which staleness, and the loss over time:
+# and asp is one gradient, at the same learning rate: each gradient moves the weights equally far in all three.) The
+# picture shows the gradients per second, which share of the gradients has which staleness, and the loss over time:
 
 
 # %%
@@ -161,8 +162,7 @@ print(table(staleness_runs(("bsp", "ssp:2", "asp"), slow=SLOW, who="anyone")))
 
 # %% [markdown]
 # With the worker that is always slow, asp computes 2.3 times as many gradients as bsp, and its last loss is
-# about half as far above the entropy. With workers that are late by chance it computes 1.4 times as many,
-# and the difference between the losses is in the noise.
+# about half as far above the entropy. With workers that are late by chance it computes 1.4 times as many.
 #
 # Is it the same training as on one device? For bsp it is, bit for bit:
 

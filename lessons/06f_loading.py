@@ -42,8 +42,8 @@ loaders_guess = predict("loaders until no later step waits", example=4)
 #
 # The pictures show eight steps without a loader and with one. Rank 1 is the loader, and sends each
 # batch as soon as it is made, however far ahead it is (part 4 limits that); at the end `waitall` waits for
-# all of its requests. Grey is making a batch, blue and green are the step, and red is the time
-# for which rank 0 waits for a batch.
+# all of its requests. Grey ("compute" in the legend) is making a batch, blue and green are the step, and red is the
+# time for which rank 0 waits for a batch.
 
 # %%
 import numpy as np
@@ -134,7 +134,7 @@ for depth in (1, 2):
 #
 # `sampler` makes batches of 8 texts of 64 bytes. A `PrefetchingSampler` does the same in a thread that runs
 # ahead. (Threads of Python share one interpreter, so a loader that computes in Python itself should be a
-# process.) Here are the batches of six steps, with and without it:
+# process.) Here are the batches of six steps, with and without it, compared and not timed:
 
 # %%
 sampler = open_sampler("pydoc", False, 8, 64, 0)

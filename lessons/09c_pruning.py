@@ -78,7 +78,7 @@ def prepared(comm, schedule, seed):
 
 
 # %% [markdown]
-# The training, an ordinary loop. The dense network recognises no more with a learning rate of 0.01 or 0.02:
+# The training, an ordinary loop:
 
 
 # %%
@@ -239,7 +239,7 @@ for every_step in (False, True):
         if step == 0 or every_step:
             parameter.data = parameter.data * kept
     print(
-        f"zeros set {'after every step' if every_step else 'once'}: {np.round(parameter.data, 3)}"
+        f"zeros set {'after every step' if every_step else 'once'}: {parameter.data.round(3) + 0.0}"
     )
     assert (parameter.data[~kept] == 0).all() == every_step
 

@@ -142,7 +142,7 @@ assert 0.5 < taken[256] / taken[4] / samples[256] < 2
 # The formula is about one step, from weights at which N is 10; over a run N changes, so the agreement is rough. Beyond
 # N a larger batch no longer saves steps here. `--adaptive-batch` in part 9 therefore lets the batch follow the measured
 # N ([batch_plan.py](../minidist/data/batch_plan.py)). The rule for the rate is that of SGD; with Adam the best rate
-# grows about like the square root of the batch (`--lr-scaling sqrt:5`, with 5 steps of warm-up).
+# grows about like the square root of the batch (Malladi et al. 2022; `--lr-scaling sqrt:5`, with 5 steps of warm-up).
 
 # %% [markdown]
 # ## 6 Break it
@@ -221,7 +221,7 @@ check("10b.gradient_and_noise", solution("10b.gradient_and_noise"))
 #
 # | here | elsewhere |
 # |---|---|
-# | noise scale | McCandlish et al. 2018, *simple* noise scale; GPT-NeoX `gradient_noise_scale` |
+# | noise scale | McCandlish et al. 2018, *simple* noise scale; GPT-NeoX `log_gradient_noise_scale`, `gradient_noise_scale_n_batches` |
 # | `--adaptive-batch` | "batch size warm-up" of GPT-3 and Megatron-LM (`--rampup-batch-size`), there by a fixed plan |
 # | `--lr-scaling linear:STEPS` | linear scaling rule with gradual warm-up, Goyal et al. 2017 |
 #

@@ -48,7 +48,7 @@ from minidist.job.train.trainer import train
 # with shares in proportion to their speeds. (`small_job` returns the settings of a training job of a small GPT.)
 #
 # In the picture ranks 0 and 1 have computed early in the first two steps. In the grey time their gradients wait, in
-# another stream, for those of the slow rank. After two steps all three are done at the same time:
+# another stream, for those of the slow rank (so nothing is red). After two steps all three are done at the same time:
 
 
 # %%
@@ -127,8 +127,10 @@ assert share < 0.5
 
 # %% [markdown]
 # Is it the same training? Each rank divides the sum of its rows' gradients by the rows of the *whole*
-# batch, and the parts are added (lesson 06). So the sum is the gradient of the batch, however the rows
-# are shared. `compare_rank` trains the job on these ranks and on one device, and compares every array bit for bit:
+# batch, and the parts are added (lesson 06). So the sum is the gradient of the batch, however the rows are shared.
+# `compare_rank` trains the job on these ranks and on one device, and compares every array bit for bit. The one device
+# computes the shares of the ranks one after the other and adds them in the order of the ranks (lesson 04b); as
+# one matrix product over all rows it would have other last bits:
 
 # %%
 job = small_job(dp=3, global_batch=36, weights="measured:2", steps=4)

@@ -13,24 +13,25 @@
 #
 # ## 1 The case
 #
-# A GPT with two layers makes its first step, with one learning rate for all matrices. Each matrix moves by
-# a part of its norm, and the one that moves by the largest part decides how large the rate may be. With
-# SGD it moves many times further than the matrix that moves least, each as a part of its norm, because
-# gradients differ in length.
+# A GPT with two layers makes its first step with Adam, which is about as long for every weight. As in GPT-2,
+# the entries of most matrices begin with a standard deviation of 0.02, and some with one of 0.01. So one matrix
+# moves by a larger part of its norm than another, and the largest part decides how large the rate may be.
 #
-# How many times further is it with Adam, whose first step is about as long for every weight? As in GPT-2,
-# the entries of most matrices begin with a standard deviation of 0.02. Those of the positions, and of the
-# last matrix of each attention and each MLP, begin with one of 0.01.
+# An optimizer that gives each layer a step in proportion to its norm needs two norms: that of the layer's weights
+# and that of its update. On four ranks each has a part of every layer, of its weights and of its update. How many
+# numbers per layer do the ranks have to sum in a step, so that each can step its part?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# Adam's first step moves every entry by about the same length. Divide it by the size of the entries, for both kinds
-# of matrices; a seventh off is good enough.
+# What can a rank compute of a norm from its part of a layer, and what has it to know of the others? And how far
+# apart are the two kinds of matrices: divide a length that is equal for all entries by the size of the entries, of
+# both kinds. A seventh off is good enough.
 
 # %%
 from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
 
+numbers_guess = predict("numbers per layer that the ranks sum", example=1)
 spread_guess = predict("largest move of a matrix over the smallest, Adam", example=1.0)
 
 # %%
@@ -69,8 +70,9 @@ picture("lanes", second, "part 3 of lesson 11b", title="rank 0: a step of ZeRO 1
 # ## 4 The code
 #
 # LAMB makes the step of a layer as long as `lr` times the layer's weights, whatever the length
-# of Adam's update u: p -= lr |p| / |u| u. The quotient is the *trust ratio* of the layer. (The older
-# LARS takes the gradient g in place of u, and a factor eta: p -= lr eta |p| / |g| g.)
+# of Adam's update u: p -= lr |p| / |u| u. The quotient is the *trust ratio* of the layer. (With a weight decay of
+# w the paper adds w p to u; here w is 0. The older LARS takes the gradient g in place of u, and a factor eta:
+# p -= lr eta |p| / |g| g.)
 # A layer lies on several ranks, so no rank knows its lengths: a step has two passes, the squares of
 # every layer, which are summed over the ranks by one all-reduce, and then the update with `lr` times
 # the ratio. On one device:
@@ -133,12 +135,11 @@ assert spread["LAMB"] < 1.001 < spread["Adam"] < spread["SGD"]
 # Adam moves every entry by about lr, so a matrix moves by lr over the size of its entries: 0.01 / 0.02 =
 # 0.5 of its norm, or 0.01 / 0.01 = 1. For SGD the gradients' lengths count too.
 #
-# Now the bytes. With ZeRO 1 on four ranks no rank has a whole layer, so the squares of weights and of
-# updates are summed over the ranks: 2 numbers of 8 B per layer would do. But a float64 sum depends on
+# Now the bytes. With ZeRO 1 (lesson 11) a rank steps a part of every layer. It adds up the squares of the part's
+# weights and of its update, and the ranks sum both: 2 numbers of 8 B per layer would do. But a float64 sum depends on
 # where a layer is cut (lesson 04b), so the ratio would, and with it every weight. minidist sums
 # squares exactly, as whole numbers of 18 x 32 bits, each 32 bits in a number of 8 B
-# (`optim/exact_sums.py`). Two sums are 2 x 18 x 8 = 288 B per layer instead of 16, and the weights are
-# those of one device, bit for bit.
+# (`optim/exact_sums.py`). Two sums are 2 x 18 x 8 = 288 B per layer instead of 16.
 
 # %%
 world = SimWorld(4)
@@ -148,11 +149,14 @@ sent = sum(trace.bytes_by_purpose()["trust_ratio"] for trace in world.traces) / 
 print(
     f"{sent / layers:.0f} B per layer leave a rank; 2 (n-1)/n of 288 B is {2 * 3 / 4 * 288:.0f} B"
 )
+numbers_guess.judge(sent / layers / (2 * 3 / 4) / (18 * 8))
 assert sent / layers == 2 * 3 / 4 * 288
 
 # %% [markdown]
 # Three steps of four ranks against one device. `compare_rank` trains the job of `small_job` on these ranks and on
-# one device, and compares every gradient, weight and optimizer state of each step:
+# one device, and compares every gradient, weight and optimizer state of each step. The one device computes the
+# micro-batches of the ranks one after the other and adds them in the order of the ranks (lesson 04b); as one matrix
+# product over all rows it would have other last bits:
 
 
 # %%

@@ -250,7 +250,7 @@ check("11c.owners_compute", solution("11c.owners_compute"))
 #
 # | here | elsewhere |
 # |---|---|
-# | `Muon` | Jordan et al. 2024, `torch.optim.Muon` |
+# | `Muon` | Jordan et al. 2024, `torch.optim.Muon`, which multiplies the step by a factor of the matrix's shape (`adjust_lr_fn`) |
 # | `WholeMatrices` | Moonlight's Distributed Muon (everywhere), K. Jordan's (owner computes), Dion's (parts to the owner) |
 # | `--nesterov` | PyTorch `SGD(nesterov=True)` |
 #

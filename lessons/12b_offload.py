@@ -147,15 +147,17 @@ longer = {}
 for times in (0.25, 0.5, 1, 2, 4):
     slow, weights, pool = seconds(2 * single.nbytes / (times * plain))
     longer[times] = slow / plain
-    print(f"times = {times:4}: a step takes {longer[times]:.2f} times as long")
+    part = (longer[times] - 1) / times
+    print(f"times = {times:4}: a step takes {longer[times]:.2f} times as long, ", end="")
+    print(f"longer by {part:.2f} of the transfers")
 time_guess.judge(longer[2], within=0.25)
 bytes_guess.judge((pool.to_host + pool.to_device) / 2 / single.size)
 print(f"max |w_offloaded - w_single| = {np.abs(weights - single).max()}")
 assert np.array_equal(weights, single)
 
 # %% [markdown]
-# Down and up overlap with each other and with the host, so the step becomes longer by 0.57 to 0.64 of what they
-# would take one after the other. They do not overlap with backward here: all gradients go down
+# Down and up overlap with each other and with the host, so the step becomes longer by little more than half of what
+# they would take one after the other. They do not overlap with backward here: all gradients go down
 # after it. (DeepSpeed's ZeRO-Offload sends each one as soon as it is computed.)
 #
 # The optimizer is not the only thing that is used rarely:

@@ -41,11 +41,14 @@ class Result(Verdict):
 
     @cached_property
     def figure(self) -> "Figure | None":
-        """The picture of the counterexample: of messages, or of memory when the peak is above par; None when nothing
-        was recorded.
+        """The picture of the counterexample: of messages, of what runs when too much time passes without one, or of
+        memory when the peak is above par; None when nothing was recorded.
         """
+        metric = self.failure.metric if self.failure else ""
         pictures = [("space-time", "messages"), ("memory", "memory")]
-        for picture, events in pictures[::-1] if self.failure and self.failure.metric == "memory" else pictures:
+        if metric == "time":
+            pictures.insert(1, ("lanes", "spans"))
+        for picture, events in pictures[::-1] if metric == "memory" else pictures:
             if any(getattr(trace, events) for trace in self.traces):
                 from minidist.report import draw
 
