@@ -15,7 +15,6 @@ A plan says how each module is split; what no key names stays whole on every ran
 in `hooks.plan_of` and `hooks.split_attention`.
 
 Source of the plans: Shoeybi et al., "Megatron-LM", 2019, section 3 and figure 3.
-
 Proved by: tests/parallel/test_tensor.py, tests/train/test_axes.py, tests/parallel/test_split_examples.py
 """
 
