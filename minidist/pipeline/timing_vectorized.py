@@ -126,7 +126,7 @@ def _columns(plan: Plan, flat: Flat, times: Times) -> list[tuple[np.ndarray, ...
     S, M = plan.stages, plan.microbatches
     nothing, unread = 2 * S * M, 2 * S * M + 1
     latencies, seconds = _latencies(plan, flat, times), seconds_by_kind(times)
-    columns = []
+    columns: list[tuple[np.ndarray, ...]] = []
     for actions in flat.ranks:
         kinds, stage, i = split(actions)
         if (kinds > RECOMPUTE).any():  # transfers and reductions take no time here
