@@ -20,7 +20,7 @@ LINES = {
     "comm": 6_589,
     "commands": 5_486,
     "course": 13_536,
-    "core": 9_283,
+    "core": 9_275,
     "data": 1_632,
     "debug": 9_598,
     "job": 8_464,
