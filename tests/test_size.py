@@ -29,7 +29,7 @@ LINES = {
     "parallel": 5_040,
     "pipeline": 4_703,
     "planning": 5_733,
-    "report": 6_506,
+    "report": 6_515,
     "techniques": 11_580,
 }
 FOLDERS = 16
