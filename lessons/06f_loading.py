@@ -71,7 +71,7 @@ def eight_steps(comm):
 for ranks, name in ((1, "no loader"), (2, "one loader")):
     world = SimWorld(ranks)
     world.run(eight_steps)
-    picture("space-time", world, "part 3 of lesson 06f", name=name)
+    picture("space-time", world, "part 3 of lesson 06f", name=name, most_seconds=0.64)
 
 # %% [markdown]
 # ## 4 The code
