@@ -26,7 +26,7 @@ LINES = {
     "job": 8_464,
     "nn": 3_657,
     "optim": 1_635,
-    "parallel": 5_040,
+    "parallel": 5_042,
     "pipeline": 4_703,
     "planning": 5_733,
     "report": 6_515,
