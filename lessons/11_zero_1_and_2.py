@@ -202,7 +202,7 @@ bytes_guess.judge(sum(sent[1].values()) / sum(sent[0].values()), within=0.05)
 
 # %% [markdown]
 # The reduce-scatter and the gather each send half of what the all-reduce sends. Stage 1 holds a whole gradient and the
-# sum of its shard; stage 2 frees a bucket as soon as it has been sent. Why are the first two not exactly 1/4 and 1?
+# sum of its shard; stage 2 frees a bucket as soon as it has been sent. Why is it not exactly 1/4, and as many bytes?
 # Here the padding is 1 % (in a large model it is nothing). With Ψ padded parameters of 4 B:
 
 # %%
