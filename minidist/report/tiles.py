@@ -158,6 +158,7 @@ def tiles_figure(tiles: Sequence[Tiles], *, title: str = "", command: str = "") 
     widths = [max(LABEL, *(each.shape[-1] * scale for each in column)) + GAP for column in columns]
     heights = [sum(_rows(each, scale) * scale + LINE for each in column) for column in columns]
     figure = new_figure(sum(widths) + 0.3, max(heights) + 1.2)
+    shorts = [_short(each) for each in shown]
     axes = figure.add_subplot()
 
     # Column by column, each parameter under the one before.
@@ -165,7 +166,10 @@ def tiles_figure(tiles: Sequence[Tiles], *, title: str = "", command: str = "") 
     for column, width in zip(columns, widths, strict=True):
         y = 0.0
         for each in column:
-            text = f"{_short(each)} {' x '.join(map(str, each.shape))}" if len(each.shape) == 1 else _label(each)
+            # Two matrices of one short name have the name of their module as well: attn.c_proj.weight.
+            name = _short(each) if shorts.count(_short(each)) == 1 else _short(each, 3)
+            between = " " if len(each.shape) == 1 else "\n"
+            text = f"{name}{between}{' x '.join(map(str, each.shape))}"
             axes.text(x, y - 0.04, text, fontsize=6, ha="left", va="bottom")
             _draw(axes, each, x, y, ranks, scale)
             y += _rows(each, scale) * scale + LINE
@@ -191,12 +195,9 @@ def _columns(tiles: Sequence[Tiles]) -> list[list[Tiles]]:
     return list(columns.values())
 
 
-def _short(tiles: Tiles) -> str:
-    return ".".join(tiles.name.split(".")[-2:])
-
-
-def _label(tiles: Tiles) -> str:
-    return f"{_short(tiles)}\n{' x '.join(map(str, tiles.shape))}"
+def _short(tiles: Tiles, parts: int = 2) -> str:
+    """Return the last parts of a parameter's name."""
+    return ".".join(tiles.name.split(".")[-parts:])
 
 
 def _rows(tiles: Tiles, scale: float) -> float:
