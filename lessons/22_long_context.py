@@ -31,13 +31,12 @@
 # number count pairs of a token and a token that it sees, in a triangle of four columns.
 
 # %%
-from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
+from minidist.course.lesson import check, predict, reveal, small_job, solution
 
 bytes_guess = predict("bytes that a rank sends in forward", example=65536, unit="B")
 idle_guess = predict("idle with one part after the other, in percent", example=10, unit="%")
 
 # %%
-from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -55,7 +54,7 @@ from minidist.course.story import spent, story
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.nn.llama import RotaryEmbedding
-from minidist.report import show
+from minidist.report import draw, show
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -109,9 +108,12 @@ def attend(comm):
 # %%
 world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=1e-11, flops=1e12, memory_bandwidth=1e11))
 world.run(attend)
-for trace in world.traces:  # each span is drawn a little short, and the white line is the rest
-    trace.spans = [replace(s, end=s.end - 0.005 * world.end_time) for s in trace.spans]
-picture("space-time", world, "part 3 of lesson 22", name="ring attention")
+header = {"name": "ring attention", "command": "part 3 of lesson 22"}
+figure = draw("space-time", world.traces, header)
+for trace in world.traces:
+    ends = [1e6 * span.end for span in trace.spans]  # in µs
+    figure.axes[0].vlines(ends, trace.rank - 0.17, trace.rank + 0.17, color="white", zorder=2.5)
+show(figure)
 
 # %% [markdown]
 # ## 4 The code
