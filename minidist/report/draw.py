@@ -46,7 +46,9 @@ def _exponents(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figu
 
 
 KINDS: dict[str, Callable[..., Figure]] = {
-    "space-time": lambda traces, header, **keywords: space_time(traces, **keywords),
+    "space-time": lambda traces, header, **keywords: space_time(
+        traces, most_seconds=header.get("most_seconds", 0), **keywords
+    ),
     "bytes-matrix": lambda traces, header, **keywords: bytes_matrix(traces, **keywords),
     "bytes-by-purpose": _bytes_by_purpose,
     "loss": _loss,
@@ -56,7 +58,7 @@ KINDS: dict[str, Callable[..., Figure]] = {
         traces, most_bytes=header.get("most_bytes", 0), **keywords
     ),
     "exponents": _exponents,
-    "lanes": lambda traces, header, **keywords: streams(traces, **keywords),
+    "lanes": lambda traces, header, **keywords: streams(traces, most_seconds=header.get("most_seconds", 0), **keywords),
 }
 
 
@@ -67,7 +69,8 @@ def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **key
     the picture's own title), `closed_form` (purpose -> bytes of all ranks), `bytes_by_purpose`, `losses`,
     `reference_losses`, `max_difference` (one per step), `quantity` (what is drawn in place of losses), `counted` (on
     the axis of the loss, in place of steps), `gradient_exponents`, `loss_scale`, `most_bytes` (of the axis of memory,
-    at least), and `incomplete`, which is written above the picture.
+    at least), `most_seconds` (of the axis of space-time and lanes, at least), and `incomplete`, which is written above
+    the picture.
     keywords: those of the picture's own function, such as `rank=` of lanes or `purpose=` of bytes-matrix.
     """
     if kind not in KINDS:

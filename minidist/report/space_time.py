@@ -38,10 +38,11 @@ APART = 0.02  # of two messages of a call, as a part of the picture's width: nea
 MAX_CALL_ARROWS = 60  # of collective calls outside the main stream: with more messages a call is one band
 
 
-def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> Figure:
+def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "", most_seconds: float = 0) -> Figure:
     """Draw one line per stream of each rank, rank 0 on top, and one arrow per delivered message.
 
     Of many buckets that travel outside the main streams, each is one band on its line instead of its arrows.
+    most_seconds: what the axis has room for at least, so that several pictures can have one scale.
     """
     # [1] The lines, and the axis of time. After a deadlock there is room at the right edge for what each rank waits
     # for.
@@ -51,19 +52,20 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     longest = latest(traces)
     right = longest * (1.3 if stuck else 1) or 1e-6
     begin = earliest(traces)  # of one step of many: not at zero
-    factor, unit = time_unit(right)
+    width = max(right - begin, most_seconds)
+    factor, unit = time_unit(begin + width)
     figure, axes = new_panel(9, 1.5 + 0.55 * len(rows))
-    drawing = _Drawing(axes, rows, factor, begin * factor, (right - begin) * factor)
+    drawing = _Drawing(axes, rows, factor, begin * factor, width * factor)
 
     # [2] What each stream computes, then where it waits (red) or transfers.
     for (rank, lane), y in rows.items():
         axes.plot([begin * factor, right * factor], [y, y], color="#999999", linewidth=0.8, zorder=1)
         for name, interval in _joined(compute_of(traces[rank].spans, lane)):
             drawing.bar(interval, y, kind_of(name), "compute")
-    buckets, messages_of_their_own = _folded(messages, right - begin)
+    buckets, messages_of_their_own = _folded(messages, width)
     drawn = bands(buckets)
     late: dict[tuple[int, str], list[Interval]] = {}
-    for key, (late[key], transfers) in _waits_during_computing(traces, messages, drawn, right, right - begin).items():
+    for key, (late[key], transfers) in _waits_during_computing(traces, messages, drawn, right, width).items():
         for interval in transfers:
             drawing.bar(interval, rows[key], "transfer", "transfer")
         for interval in late[key]:
@@ -79,7 +81,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     circle = drawing.wait_for(stuck, right * factor)
 
     name_rows(axes, [row_label(rank, lane) for rank, lane in rows], top=-0.6)
-    end = (begin + (right - begin) * (1.12 if stuck else 1.01)) * factor
+    end = (begin + width * (1.12 if stuck else 1.01)) * factor
     axes.set(xlim=(begin * factor, end), xlabel=f"time [{unit}]")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)

@@ -23,11 +23,14 @@ PLACES = {"host step": "host computes"}  # spans of `parallel.host_pool.HostPool
 LINK = ("to host", "to device")  # spans of the same, one stream each
 
 
-def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: str = "") -> Figure:
+def streams(
+    traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: str = "", most_seconds: float = 0
+) -> Figure:
     """Draw compute, send and receive of `rank`, and, when it offloads, its host and both directions of the link to it.
 
     A row for which the rank has nothing is left out, except compute. A message's bar is red until its partner has come.
     Messages of several purposes have several shades, and those of streams that run at the same time lie in bands.
+    most_seconds: what the axis has room for at least, so that several pictures can have one scale.
     """
     # What this rank computed, sent, received and moved to or from its host, each in another row.
     if not 0 <= rank < len(traces):
@@ -39,7 +42,8 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
     rows = _rows(bool(bars), bool(crossing), {span.name for span in computing})
     begin = earliest(traces)  # of one step of many: not at zero
     longest = max([begin, *(s.end for s in (*computing, *crossing)), *(end for *_, end, _ in bars)]) - begin
-    factor, unit = time_unit(longest)
+    width = max(longest, most_seconds)
+    factor, unit = time_unit(width)
     figure, axes = new_panel(9, 1.4 + 0.5 * len(rows))
     axes.barh(range(len(rows)), [longest * factor] * len(rows), height=BROAD, color=PALETTE["idle"], zorder=0)
     used: dict[str, Any] = {}
@@ -51,7 +55,7 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
         colour = colours[kind]
         style: Style = {"height": broad, "color": colour, "edgecolor": "white", "linewidth": 0.6, "gid": gid}
         axes.barh(y, (end - start) * factor, left=(start - begin) * factor, **style)
-        if end - start > 0.012 * len(text) * longest:
+        if end - start > 0.012 * len(text) * width:
             middle = ((start + end) / 2 - begin) * factor
             axes.text(middle, y, text, ha="center", va="center", fontsize=7, color=ink(colour))
         used.setdefault(kind, patch(colour, NAMES.get(kind, kind)))
@@ -72,7 +76,7 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
 
     used["idle"] = patch(PALETTE["idle"], NAMES["idle"])
     name_rows(axes, rows)
-    axes.set(xlim=(0, longest * factor or 1), xlabel=f"time [{unit}]")
+    axes.set(xlim=(0, width * factor or 1), xlabel=f"time [{unit}]")
 
     # The title names what overlapping would still have to hide.
     bare = exposed(traces, rank)

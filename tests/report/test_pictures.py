@@ -339,6 +339,15 @@ def test_pictures_of_memory_can_have_one_scale():
     assert draw("memory", [trace], {"most_bytes": 4}).axes[0].get_ylim()[1] == 12.5
 
 
+def test_pictures_of_time_can_have_one_scale():
+    traces = run(ring, 2)
+    for kind, room in (("space-time", 1.01), ("lanes", 1.0)):
+        own, longer, shorter = (draw(kind, traces, {"most_seconds": most}).axes[0] for most in (0, 5e3, 1e-12))
+        assert np.ptp(longer.get_xlim()) == pytest.approx(room * 5e3, rel=1e-3)
+        assert np.ptp(own.get_xlim()) < 1e3
+        assert shorter.get_xlim() == own.get_xlim()
+
+
 def test_an_area_of_memory_is_where_its_purpose_has_bytes():
     """From the sample with its first byte to the next one without any, on top of the purposes before it."""
     (trace,) = run(lambda comm: None, 1)

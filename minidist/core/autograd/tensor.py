@@ -51,11 +51,8 @@ def no_grad() -> AbstractContextManager[None]:
 # Parameters, inputs and small statistics are kept as they are. (PyTorch's `saved_tensors_hooks` has two functions.)
 saved_tensors: ContextVar[Callable[[Any], Any] | None] = ContextVar("minidist_saved_tensors", default=None)
 
-
 # When set, weight gradients go to this function, (parameter, array) once per use site, and not into the gradients.
-contribution_recorder: ContextVar[Callable[[Any, Any], None] | None] = ContextVar(
-    "minidist_contribution_recorder", default=None
-)
+contribution_recorder: ContextVar[Any] = ContextVar("minidist_contribution_recorder", default=None)
 
 
 # A vector-Jacobian product: the gradient of the output (or what `prepare` made of it) to the gradient of one input.

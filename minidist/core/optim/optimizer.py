@@ -37,7 +37,6 @@ MASTER = "master"  # the state that is the float32 copy of half-precision parame
 State = dict[str, xp.Array]
 Setting = Callable[[str, Any], Any]
 
-
 # Elements: shards begin at multiples, so that the norm of a gradient has the same bits however it is cut.
 NORM_BLOCK = 1024
 

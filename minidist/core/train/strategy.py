@@ -17,7 +17,7 @@ Tensor, context and expert parallelism are inside the model: its layers send the
 Proved by: tests/train/test_axes.py, tests/train/test_sharded.py, tests/train/test_pipelines.py
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -106,7 +106,10 @@ class PipelineStrategy(Strategy):
                 reducer.manually, reducer.synchronizing = True, False
 
         self.current_step = 0
-        flats, reducers, shards = (joined(of_stage, what) for what in ("flats", "reducers", "shards"))
+        flats, reducers, shards = (
+            {number: [each for axis in axes for each in getattr(axis, what)] for number, axes in of_stage.items()}
+            for what in ("flats", "reducers", "shards")
+        )
         self.stages = [PipelineStage(modules[number], number, flats[number]) for number in own]
         self.reduction: dict[str, Any] = {
             "data": axes.data,
@@ -149,11 +152,6 @@ class PipelineStrategy(Strategy):
     def coordinates(self, i: int) -> AbstractContextManager[Any]:
         """Return the context of micro-batch i on every stage: where its samples are."""
         return self.task.coordinates(self.current_step, self.number(i, self.task))
-
-
-def joined(of_stage: Mapping[int, Sequence[DataAxis]], what: str) -> dict[int, list[Any]]:
-    """Return by stage what its data axes have, one after the other. what: the name of an attribute."""
-    return {number: [each for axis in axes for each in getattr(axis, what)] for number, axes in of_stage.items()}
 
 
 def release_other_stages(modules: Sequence[Module], own: Collection[int]) -> None:

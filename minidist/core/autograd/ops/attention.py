@@ -49,8 +49,6 @@ def causal_attention(qkv: Tensor, heads: int, dropout: Any = None) -> Tensor:
 
 # None, or (block of weights, first sample, samples, first query, last query) -> the block less the dropped weights.
 Drop = Any
-
-
 Saved = list[tuple[Tensor, Array]]  # of each block: exponentials, 1 / row sums
 
 
