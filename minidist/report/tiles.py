@@ -163,11 +163,7 @@ def tiles_figure(tiles: Sequence[Tiles], *, title: str = "", command: str = "") 
     for column, width in zip(columns, widths, strict=True):
         y = 0.0
         for each in column:
-            # Two matrices of one short name have the name of their module as well: attn.c_proj.weight.
-            name = _short(each) if shorts.count(_short(each)) == 1 else _short(each, 3)
-            between = " " if len(each.shape) == 1 else "\n"
-            text = f"{name}{between}{' x '.join(map(str, each.shape))}"
-            axes.text(x, y - 0.04, text, fontsize=6, ha="left", va="bottom")
+            axes.text(x, y - 0.04, _label(each, shorts), fontsize=6, ha="left", va="bottom")
             _draw(axes, each, x, y, ranks, scale)
             y += _rows(each, scale) * scale + LINE
         x += width
@@ -193,6 +189,13 @@ def _columns(tiles: Sequence[Tiles]) -> list[list[Tiles]]:
 def _short(tiles: Tiles, parts: int = 2) -> str:
     """Return the last parts of a parameter's name."""
     return ".".join(tiles.name.split(".")[-parts:])
+
+
+def _label(tiles: Tiles, shorts: Sequence[str]) -> str:
+    """Return a parameter's name and shape; of two with one of the short names, the module's name as well."""
+    name = _short(tiles, 2 + (shorts.count(_short(tiles)) > 1))
+    between = " " if len(tiles.shape) == 1 else "\n"
+    return f"{name}{between}{' x '.join(map(str, tiles.shape))}"
 
 
 def _rows(tiles: Tiles, scale: float) -> float:
