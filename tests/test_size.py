@@ -29,7 +29,7 @@ LINES = {
     "parallel": 5_042,
     "pipeline": 4_593,
     "planning": 5_733,
-    "report": 6_523,
+    "report": 6_526,
     "techniques": 11_580,
 }
 FOLDERS = 16
