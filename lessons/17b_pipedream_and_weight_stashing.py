@@ -338,5 +338,7 @@ check("17b.stashing", solution("17b.stashing"))
 # | mini-batch of a stream | PipeDream: "minibatch"; it is not cut into micro-batches, one piece goes through all stages |
 # | delayed gradients | asynchronous SGD; "staleness" (lesson 06c) |
 #
+# The first of p stages keeps p versions of its weights, which are 64 GB in the next lesson; two are enough.
+#
 # Next: [17c Two versions of the weights](17c_two_versions.ipynb). All lessons are in the
 # [index](README.md).

@@ -42,7 +42,7 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
         bars.add_computing(rank, spans)
     for (rank, kind, gid, chunk), intervals in bars.many.items():
         axes.broken_barh(intervals, (rank - 0.43, 0.86), color=shade(PALETTE[kind], chunk), linewidth=0, gid=gid)
-    bars.used["idle"] = patch(PALETTE["idle"], "neither computes nor waits in this stream")
+    bars.used["idle"] = patch(PALETTE["idle"], "a message on its way, or nothing to do")
     axes.set_yticks([trace.rank for trace in shown], [f"rank {trace.rank}" for trace in shown], fontsize=7)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_xlim(0, longest * factor or 1)
