@@ -20,7 +20,7 @@ from minidist.planning.architecture import Architecture, named
 from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import ACCOUNTINGS, ClusterLayout, Job
 from minidist.planning.cluster.memory import block_activations, divided_states
-from minidist.planning.cluster.search import Plan, plan_layout
+from minidist.planning.cluster.search import Plan
 from minidist.planning.cluster.step_time import StepModel
 from minidist.planning.family import families
 from minidist.planning.parts import LatentAttention
@@ -187,7 +187,7 @@ def _megatron(layers: int, hidden: int, heads: int, layout: ClusterLayout, batch
         dropout=True,
         framework="deepspeed" if layout.zero == 3 else "megatron",
     )
-    return plan_layout(layout, job, machine_of("a100-80gb"))
+    return Plan(layout, job, machine_of("a100-80gb"))
 
 
 def _counted_flops(plan: Plan) -> float:
@@ -345,7 +345,7 @@ def torchtitan() -> Table:
         )
         kernels = "fused" if "compiled" in what or precision == "fp8" else "eager"
         job = Job(model, length, batch, precision, gpus, kernels=kernels)
-        plan = plan_layout(layout, job, machine_of("h100-96gb"))
+        plan = Plan(layout, job, machine_of("h100-96gb"))
         ran.append(plan)
         name = f"{size.upper()} on {gpus} GPUs, {length:,} tokens, {what}"
         rows.append(Row(name, speed, plan.tokens_per_second / gpus, 0.2, "tokens per second and GPU", 0))
@@ -364,7 +364,7 @@ def llama3() -> Table:
     model = replace(named("llama-3.1-405b"), positions=8192)
     for gpus, dp, batch, teraflops, mfu in LLAMA3:
         layout = ClusterLayout(dp, 8, 16, vp=7, zero=2, sequence_parallel=True, microbatches=batch // dp)
-        plan = plan_layout(layout, Job(model, 8192, batch, "bf16", gpus, kernels="fused"), machine_of("h100"))
+        plan = Plan(layout, Job(model, 8192, batch, "bf16", gpus, kernels="fused"), machine_of("h100"))
         ran.append(plan)
         achieved = 6 * model.parameters * batch * 8192 / (plan.time.seconds * gpus) / 1e12
         rows.append(Row(f"{gpus:,} GPUs, dp {dp}", teraflops, achieved, 0.2, "TFLOP/s per GPU", 0))
@@ -385,7 +385,7 @@ def mlperf() -> Table:
         layout = ClusterLayout(
             dp, 4, 8, vp=6, zero=1, sequence_parallel=True, micro_batch=2, microbatches=2048 // dp // 2
         )
-        plan = plan_layout(layout, Job(model, 2048, 2048, "fp8", layout.ranks), machine_of(gpu))
+        plan = Plan(layout, Job(model, 2048, 2048, "fp8", layout.ranks), machine_of(gpu))
         ran.append(plan)
         rows.append(Row(f"{layout.ranks} x {gpu}", seconds, plan.time.seconds, 0.2, "s per step", 2))
     source = "MLCommons, training_results_v4.1, NVIDIA's runs"
@@ -400,7 +400,7 @@ def zero_bubble_plans() -> Iterator[tuple[str, float, Plan]]:
             job = Job(model, 1024, 3 * pp * micro, "fp16", pp, fused_attention=False, dropout=True)
             layout = ClusterLayout(pp=pp, vp=vp, micro_batch=micro, microbatches=3 * pp)
             name = f"{model.parameters / 1e9:.1f}B on {pp} GPUs, {what}"
-            yield name, gigabytes, plan_layout(layout, job, machine_of("a100-80gb"))
+            yield name, gigabytes, Plan(layout, job, machine_of("a100-80gb"))
 
 
 def zero_bubble() -> Table:
@@ -435,7 +435,7 @@ def deepseek_v3() -> Table:
         latent=attention,
     )
     layout = ClusterLayout(128, 1, 16, ep=64, zero=1, microbatches=120, recompute="selective")
-    plan = plan_layout(layout, Job(model, 4096, 15_360, "fp8", 2048), machine_of("h800"))
+    plan = Plan(layout, Job(model, 4096, 15_360, "fp8", 2048), machine_of("h800"))
     time = plan.time
 
     # DualPipe computes while tokens are exchanged (section 3.2.1).

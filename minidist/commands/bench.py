@@ -174,7 +174,7 @@ def bench_pipeline(
 @json_or_table
 def bench_memory(cases: Cases = None, rounds: Rounds = 12) -> Result:
     """Measure what the memory account costs a training step, when it is on and when it keeps a timeline."""
-    from minidist.report.bench.memory import bench_memory as measure
+    from minidist.report.bench.step import bench_memory as measure
 
     return _result(measure, cases or None, rounds)
 

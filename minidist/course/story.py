@@ -26,7 +26,7 @@ from minidist.pipeline.timing import time_plan
 from minidist.planning.architecture import named
 from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import ClusterLayout, Job, check_layout
-from minidist.planning.cluster.search import Plan, plan_layout
+from minidist.planning.cluster.search import Plan
 
 MODEL, LARGE, CARD, TOKENS, LENGTH = "llama-7b", "llama-65b", "h100", 2**20, 2048
 SHOWN = 3  # rows that a lesson prints
@@ -59,7 +59,7 @@ class Chapter:
         layout = ClusterLayout(**{"microbatches": own, **settings})
         job = Job(named(self.model), self.length, sequences, gpus=layout.ranks)
         check_layout(layout, job)
-        return plan_layout(layout, job, machine_of(CARD))
+        return Plan(layout, job, machine_of(CARD))
 
     def times(self, plan: Plan) -> tuple[float, float, float]:
         """Return the seconds in which a card computes, waits for messages, and waits for other stages."""

@@ -18,7 +18,6 @@ from minidist.base.limits import MAX_LAYERS, check_count
 from minidist.planning.parts import (
     NOTHING,
     LatentAttention,
-    Parameters,
     Part,
     column,
     experts,
@@ -175,21 +174,21 @@ class Architecture:
         order = sorted(counts, key=lambda kind: (self.kinds[kind].is_sparse, self.kinds[kind].part.total))
         return [(examples[kind], counts[kind]) for kind in order]
 
-    def block_at(self, layer: int) -> Parameters:
+    def block_at(self, layer: int) -> Part:
         """Return the parameters of a block."""
-        return self.kinds[self.kind(layer)].part.parameters
+        return self.kinds[self.kind(layer)].part
 
     @property
-    def embedding(self) -> Parameters:
+    def embedding(self) -> Part:
         """Return the parameters of the first stage outside its blocks, such as the embedding of tokens."""
         positions = self.positions * self.width if self.has_positions else 0
-        return together(Part(self.vocabulary * self.width, positions), self.first).parameters
+        return together(Part(self.vocabulary * self.width, positions), self.first)
 
     @property
-    def head(self) -> Parameters:
+    def head(self) -> Part:
         """Return the parameters of the last norm and of an output projection that is not the embedding."""
         last = vector(self.width if self.gated else 2 * self.width) if self.last is None else self.last
-        return together(Part(0 if self.is_tied else self.vocabulary * self.width), last).parameters
+        return together(Part(0 if self.is_tied else self.vocabulary * self.width), last)
 
     @property
     def parameters(self) -> int:
@@ -206,7 +205,7 @@ class Architecture:
     def active_parameters(self) -> int:
         """Return the counted parameters that a token uses: of the experts, `top_k` per layer."""
         kinds = self.of_a_kind(range(self.layers))
-        return self.counted_parameters - sum(count * self.kinds[self.kind(layer)].part.idle for layer, count in kinds)
+        return self.counted_parameters - sum(count * self.block_at(layer).idle for layer, count in kinds)
 
     @property
     def block(self) -> int:
@@ -231,7 +230,7 @@ class Architecture:
 
         Scores are counted for all pairs of positions, as Narayanan et al. (SC 2021, appendix) do.
         """
-        return 2 * self.kinds[self.kind(layer)].part.products + 2 * self.layer_scores(layer, length)
+        return 2 * self.block_at(layer).products + 2 * self.layer_scores(layer, length)
 
     def layer_scores(self, layer: int, length: int) -> int:
         """Return the products of one token's scores and outputs with all positions of a sequence.

@@ -30,6 +30,11 @@ def listed(family: Family, key: str) -> list[str] | None:
     return None if found is None else [OLD_NAMES.get(kind, kind) for kind in found]
 
 
+def _every(number: int) -> Callable[[int], bool]:
+    """Return the rule of every layer whose number, counted from 1, is a multiple."""
+    return lambda layer: (layer + 1) % number == 0
+
+
 def _by_rule(family: Family, is_full: Callable[[int], bool], other: str = LINEAR) -> list[str]:
     """Return that some layers have full attention, and all others are `other`."""
     return [FULL if is_full(layer) else other for layer in range(family.keys.size("num_hidden_layers"))]
@@ -46,15 +51,10 @@ def _layer_types(family: Family) -> list[str]:
     return _listed_or(family, default.get(family.keys.kind, lambda i: False))
 
 
-def _interval(family: Family) -> list[str]:
-    every = family.keys.size("full_attention_interval", 4)
-    return _listed_or(family, lambda i: (i + 1) % every == 0)
-
-
 def _gemma4(family: Family) -> list[str]:
     """Return the types; the last layers use the keys and values of earlier ones, and are other kinds of layers."""
     keys, layers = family.keys, family.keys.size("num_hidden_layers")
-    types = _listed_or(family, lambda i: (i + 1) % 6 == 0, SLIDING)
+    types = _listed_or(family, _every(6), SLIDING)
     types[-1] = FULL
     shared = min(keys.size("num_kv_shared_layers", 0, least=0), layers)
     return types[: layers - shared] + [f"{kind} shared" for kind in types[layers - shared :]]
@@ -99,18 +99,9 @@ def _nemotron_h(family: Family) -> list[str]:
     return types
 
 
-def _mimo(family: Family) -> list[str]:
-    return _listed_or(family, lambda i: i == 0 or (i + 1) % 6 == 0, SLIDING)
-
-
 def _jamba(family: Family) -> list[str]:
     every, first = family.keys.size("attn_layer_period"), family.keys.size("attn_layer_offset", least=0)
     return _by_rule(family, lambda i: i % every == first)
-
-
-def _bamba(family: Family) -> list[str]:
-    indices = family.keys.items("attn_layer_indices", int) or []
-    return _by_rule(family, lambda i: i in indices)
 
 
 def _lfm2(family: Family) -> list[str]:
@@ -125,11 +116,6 @@ def _minimax_m3(family: Family) -> list[str]:
     return _listed_or(family, lambda i: not flags[i], "minimax_m3_sparse")
 
 
-def _windows(family: Family) -> list[str]:
-    """Return layer_types, or that every N-th layer sees all positions and the others a window."""
-    return _listed_or(family, lambda i: (i + 1) % family.row["full_every"] == 0, SLIDING)
-
-
 def _qwen_windows(family: Family) -> list[str]:
     """Return layer_types, or that the layers from max_window_layers on have windows, if use_sliding_window is true."""
     keys, layers = family.keys, family.keys.size("num_hidden_layers")
@@ -139,18 +125,19 @@ def _qwen_windows(family: Family) -> list[str]:
 
 TYPES: dict[str, Callable[[Family], list[str]]] = {
     "layer_types": _layer_types,
-    "interval": _interval,
+    "interval": lambda family: _listed_or(family, _every(family.keys.size("full_attention_interval", 4))),
     "gemma4": _gemma4,
     "indexer": _indexer,
     "deepseek_v4": _deepseek_v4,
     "kimi_linear": _kimi_linear,
     "nemotron_h": _nemotron_h,
-    "mimo": _mimo,
+    # The first layer and every sixth see all positions, the others a window.
+    "mimo": lambda family: _listed_or(family, lambda i: i == 0 or (i + 1) % 6 == 0, SLIDING),
     "jamba": _jamba,
-    "bamba": _bamba,
+    "bamba": lambda family: _by_rule(family, lambda i: i in (family.keys.items("attn_layer_indices", int) or [])),
     "lfm2": _lfm2,
     "minimax_m3": _minimax_m3,
-    "windows": _windows,
+    "windows": lambda family: _listed_or(family, _every(family.row["full_every"]), SLIDING),
     "qwen_windows": _qwen_windows,
 }
 

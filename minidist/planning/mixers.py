@@ -226,24 +226,15 @@ def nemotron_experts(f: Family, type: str = "") -> Mixer:
     return together(f.mixture(low), *between), 0
 
 
+# By the name that families.toml has for each.
 MIXERS: Mapping[str, Callable[[Family, str], Mixer]] = {
-    "grouped": grouped,
-    "gated_grouped": gated_grouped,
-    "indexed_grouped": indexed_grouped,
-    "latent": latent,
-    "indexed_latent": indexed_latent,
-    "deepseek_v4": deepseek_v4,
-    "gemma4": gemma4,
-    "delta": delta,
-    "kimi_delta": kimi_delta,
-    "lightning": lightning,
-    "mamba": mamba,
-    "mamba2": mamba2,
-    "mamba_with_attention": mamba_with_attention,
-    "short_convolution": short_convolution,
-    "falcon": falcon,
-    "mimo": mimo,
-    "step": step,
+    **{
+        mixer.__name__: mixer
+        for mixer in (
+            *(grouped, gated_grouped, indexed_grouped, latent, indexed_latent, deepseek_v4, gemma4, delta, kimi_delta),
+            *(lightning, mamba, mamba2, mamba_with_attention, short_convolution, falcon, mimo, step),
+        )
+    },
     "experts": nemotron_experts,
     "dense": lambda f, type: (f.dense(), 0),
 }

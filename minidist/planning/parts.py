@@ -14,19 +14,6 @@ Proved by: tests/planning/test_architecture.py, tests/planning/test_families.py
 from typing import NamedTuple
 
 
-class Parameters(NamedTuple):
-    """Numbers of parameters, by how a layout divides them."""
-
-    split: int
-    replicated: int
-    expert: int = 0
-
-    @property
-    def total(self) -> int:
-        """Return all of them."""
-        return self.split + self.replicated + self.expert
-
-
 class Part(NamedTuple):
     """The parameters of a part of a model, and what a token does with them.
 
@@ -41,11 +28,6 @@ class Part(NamedTuple):
     idle: int = 0
     products: int = 0
     largest: int = 0
-
-    @property
-    def parameters(self) -> Parameters:
-        """Return the numbers of parameters."""
-        return Parameters(self.split, self.replicated, self.expert)
 
     @property
     def total(self) -> int:

@@ -36,7 +36,7 @@ def _patches(vision: Keys, width: int, channels: str = "in_channels", bias: bool
     return _linear(vision.size(channels) * frames * _side(vision, "patch_size") ** 2, width, bias)
 
 
-def _qwen3_vl(file: Keys, vision: Keys, text: int) -> int:
+def qwen3_vl(file: Keys, vision: Keys, text: int) -> int:
     w, squares = vision.size("hidden_size"), vision.size("spatial_merge_size") ** 2
     merger = _linear(squares * w, squares * w) + _linear(squares * w, vision.size("out_hidden_size"))
     deep = len(vision.items("deepstack_visual_indexes", int) or []) * (merger + 2 * squares * w)
@@ -44,21 +44,21 @@ def _qwen3_vl(file: Keys, vision: Keys, text: int) -> int:
     return _patches(vision, w) + vision.size("num_position_embeddings") * w + layers + merger + 2 * w + deep
 
 
-def _qwen2_vl(file: Keys, vision: Keys, text: int) -> int:
+def qwen2_vl(file: Keys, vision: Keys, text: int) -> int:
     w, squares = vision.size("embed_dim"), vision.size("spatial_merge_size") ** 2
     layers = vision.size("depth") * _layer(w, int(w * vision.number("mlp_ratio")))
     merger = 2 * w + _linear(squares * w, squares * w) + _linear(squares * w, vision.size("hidden_size"))
     return _patches(vision, w, bias=False) + layers + merger
 
 
-def _qwen2_5_vl(file: Keys, vision: Keys, text: int) -> int:
+def qwen2_5_vl(file: Keys, vision: Keys, text: int) -> int:
     w, squares = vision.size("hidden_size"), vision.size("spatial_merge_size") ** 2
     layers = vision.size("depth") * _layer(w, vision.size("intermediate_size"), norms=2, gated=True)
     merger = w + _linear(squares * w, squares * w) + _linear(squares * w, vision.size("out_hidden_size"))
     return _patches(vision, w, bias=False) + layers + merger
 
 
-def _gemma3(file: Keys, vision: Keys, text: int) -> int:
+def gemma3(file: Keys, vision: Keys, text: int) -> int:
     w, inner = vision.size("hidden_size"), vision.size("intermediate_size")
     positions = (_side(vision, "image_size") // _side(vision, "patch_size")) ** 2
     layers = vision.size("num_hidden_layers") * _layer(w, inner)
@@ -67,7 +67,7 @@ def _gemma3(file: Keys, vision: Keys, text: int) -> int:
     return _patches(vision, w, "num_channels") + positions * w + layers + 2 * w + head + w * text + w
 
 
-def _gemma4(file: Keys, vision: Keys, text: int) -> int:
+def gemma4(file: Keys, vision: Keys, text: int) -> int:
     # A file without a tower has null for it, or no key; an empty object is a tower of the default sizes.
     towers = 0 if file.content.get("vision_config") is None else _gemma4_vision(vision, text)
     audio = file.content.get("audio_config")
@@ -95,7 +95,7 @@ def _gemma4_vision(vision: Keys, text: int) -> int:
     return patches + layers + w * text
 
 
-def _glm4v(file: Keys, vision: Keys, text: int) -> int:
+def glm4v(file: Keys, vision: Keys, text: int) -> int:
     w, out, inner = vision.size("hidden_size"), vision.size("out_hidden_size"), vision.size("intermediate_size")
     positions = (_side(vision, "image_size") // _side(vision, "patch_size")) ** 2
     layer = _layer(w, out, False, norms=2, gated=True, mlp_bias=False) + 3 * w * vision.flag("attention_bias")
@@ -105,7 +105,7 @@ def _glm4v(file: Keys, vision: Keys, text: int) -> int:
     return positions * w + _patches(vision, w) + layers + merger + 2 * w
 
 
-def _kimi_k25(file: Keys, vision: Keys, text: int) -> int:
+def kimi_k25(file: Keys, vision: Keys, text: int) -> int:
     w = vision.size("hidden_size")
     positions = vision.size("pos_emb_height") * vision.size("pos_emb_width")
     layers = vision.size("num_hidden_layers") * _layer(w, vision.size("intermediate_size"))
@@ -115,7 +115,7 @@ def _kimi_k25(file: Keys, vision: Keys, text: int) -> int:
     return _linear(3 * vision.size("patch_size") ** 2, w) + positions * w + layers + 2 * w + projector
 
 
-def _minimax_m3(file: Keys, vision: Keys, text: int) -> int:
+def minimax_m3(file: Keys, vision: Keys, text: int) -> int:
     w, inner = vision.size("hidden_size"), file.size("projector_hidden_size")
     layers = vision.size("num_hidden_layers") * _layer(w, vision.size("intermediate_size"))
     merged = text * vision.size("spatial_merge_size") ** 2
@@ -123,7 +123,7 @@ def _minimax_m3(file: Keys, vision: Keys, text: int) -> int:
     return _patches(vision, w, "num_channels", False) + 2 * w + layers + projector
 
 
-def _step3p7(file: Keys, vision: Keys, text: int) -> int:
+def step3p7(file: Keys, vision: Keys, text: int) -> int:
     w = vision.size("hidden_size")
     # A layer scales what it adds, and two strided convolutions make fewer and wider patches.
     layers = vision.size("num_hidden_layers") * _layer(w, int(w * vision.number("mlp_ratio")), norms=6)
@@ -139,7 +139,7 @@ def _step3p7(file: Keys, vision: Keys, text: int) -> int:
     )
 
 
-def _pixtral(file: Keys, vision: Keys, text: int) -> int:
+def pixtral(file: Keys, vision: Keys, text: int) -> int:
     w, squares = vision.size("hidden_size"), file.size("spatial_merge_size") ** 2
     layer = _layer(w, vision.size("intermediate_size"), False, norms=2, gated=True, mlp_bias=False)
     bias = file.flag("multimodal_projector_bias")
@@ -147,15 +147,8 @@ def _pixtral(file: Keys, vision: Keys, text: int) -> int:
     return _patches(vision, w, "num_channels", False) + w + vision.size("num_hidden_layers") * layer + projector
 
 
+# By the name that families.toml has for each.
 TOWERS: Mapping[str, Callable[[Keys, Keys, int], int]] = {
-    "qwen3_vl": _qwen3_vl,
-    "qwen2_vl": _qwen2_vl,
-    "qwen2_5_vl": _qwen2_5_vl,
-    "gemma3": _gemma3,
-    "gemma4": _gemma4,
-    "glm4v": _glm4v,
-    "kimi_k25": _kimi_k25,
-    "minimax_m3": _minimax_m3,
-    "step3p7": _step3p7,
-    "pixtral": _pixtral,
+    tower.__name__: tower
+    for tower in (qwen3_vl, qwen2_vl, qwen2_5_vl, gemma3, gemma4, glm4v, kimi_k25, minimax_m3, step3p7, pixtral)
 }

@@ -26,7 +26,7 @@ from dataclasses import replace
 from minidist.core.pipeline.plan import Plan
 from minidist.data import Shares
 from minidist.job.config.models import ITEMSIZE
-from minidist.job.config.pipeline_plan import make_plan, period_of, streams
+from minidist.job.config.pipeline_plan import make_plan, period_of
 from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.job.train.state import Phase
 from minidist.job.train.strategies.data_axis import AxisSizes
@@ -34,7 +34,14 @@ from minidist.parallel.replica_guard import startup_bytes
 from minidist.parallel.running_statistics import statistics_bytes
 from minidist.parallel.volume import gradient_volume
 from minidist.planning.layer_volumes import forward_elements, layer_elements
-from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
+from minidist.planning.pipeline_volumes import (
+    NUMBER,
+    crossing_elements,
+    group_of,
+    input_shapes,
+    pipeline_bytes,
+    stream_lengths,
+)
 from minidist.techniques import (
     AxisRun,
     Extension,
@@ -71,7 +78,7 @@ def closed_form_bytes(
     # Where a pipeline does not drain after every step, it does after every stream of batches.
     moments = config.steps
     if not drains(config):
-        moments = len(list(streams(config.model_copy(update={"steps": first_step + config.steps}), first_step)))
+        moments = len(stream_lengths(config, batches, first_step))
     itemsize, extensions = ITEMSIZE[config.precision], list(of_job(config))
     run = Run(config, batches, dims.ranks, config.steps, first_step, moments, sizes, itemsize, runs, skipped)
 
@@ -88,7 +95,9 @@ def closed_form_bytes(
         between = pipeline_bytes(part, same, pipeline, first_step) if dims.pp > 1 else {}
         for sent in (inside, between):
             total.update({name: count for name, count in sent.items() if learns or name != "startup"})
-        total.update(_losses(part, same))
+        # Of losses. In an asynchronous pipeline the last stage sends them to every other rank.
+        losses = losses_bytes(same) if drains(config) else (dims.pp - 1) * same.accumulation * NUMBER
+        total["metrics"] += steps * losses
 
     # What techniques add.
     for extension in extensions:
@@ -145,14 +154,6 @@ def _microbatches(plan: Plan | None, batches: Batches, axis: AxisSizes, rank: in
     from minidist.pipeline.passes import additions
 
     return len(additions(plan)[axis.stage][plan.holders()[axis.stage].index(rank)])
-
-
-def _for_backward(gather: int, elements: int, ranks: int, reshard: bool | int) -> int:
-    """Return the elements of a gather for backward: among all ranks again, among `reshard` neighbours, or none."""
-    if isinstance(reshard, bool):
-        return gather if reshard else 0
-    # ranks / g groups; in each of them (g-1)/g of the elements reach each of g ranks.
-    return ranks // reshard * (reshard - 1) * elements
 
 
 def _data_axes(
@@ -250,19 +251,13 @@ def _gathers(
     shared = sum(axis.units) - axis.resident  # elements that FSDP gathers for each use
     gather, resident = (n - copies) * shared, (n - copies) * axis.resident
     reshard = wrapper_options(run.config).get("reshard_after_forward", True)
-    for_backward = _for_backward(gather, shared, n, reshard) + (gather if again else 0)
+    # For backward: among all ranks again, or not, or among `reshard` neighbours. There are n / g groups of g, and in
+    # each of them (g-1)/g of the elements reach each of g ranks.
+    for_backward = gather * reshard if isinstance(reshard, bool) else n // reshard * (reshard - 1) * shared
+    for_backward += gather * again
     first = resident * min(empty, 1)
     in_steps = run.steps * microbatches * (gather + for_backward) + updates * resident
     return in_steps - first, empty * gather + first
-
-
-def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
-    """Return the bytes of losses."""
-    dims = batches.dims
-    # In an asynchronous pipeline the last stage sends them to every other rank.
-    asynchronous = not drains(config)
-    losses = (dims.pp - 1) * batches.accumulation * NUMBER if asynchronous else losses_bytes(batches)
-    return Counter(metrics=config.steps * losses)
 
 
 def losses_bytes(batches: Batches) -> int:

@@ -6,7 +6,7 @@ Proved by: tests/report/test_pictures.py
 from collections.abc import Mapping, Sequence
 
 from minidist.base.traces import Trace
-from minidist.report.frame import Figure, byte_text, finish, new_figure, patch, tidy
+from minidist.report.frame import Figure, byte_text, finish, name_rows, new_panel, patch
 from minidist.report.palette import PALETTE
 
 Table = Mapping[str, Mapping[str, float | None]]
@@ -31,8 +31,7 @@ def table_of(
 def bytes_by_purpose(table: Table, *, title: str = "", command: str = "") -> Figure:
     """Draw `table`, as `minidist train --json` prints it under bytes_by_purpose, or from `table_of`."""
     # One row per purpose, with two bars each.
-    figure = new_figure(8, 1.7 + 0.6 * max(1, len(table)))
-    axes = figure.add_subplot()
+    figure, axes = new_panel(8, 1.7 + 0.6 * max(1, len(table)))
     widest = max([1.0, *(float(value) for row in table.values() for value in row.values() if value is not None)])
     for y, (_, row) in enumerate(table.items()):
         for key, place, colour in (
@@ -46,19 +45,13 @@ def bytes_by_purpose(table: Table, *, title: str = "", command: str = "") -> Fig
             axes.barh(y + place, value, height=0.32, color=colour, gid=key)
             axes.text(value + 0.01 * widest, y + place, f"{value:,.0f} B", va="center", fontsize=8)
 
-    # The first purpose on top.
-    axes.set_yticks(range(len(table)), list(table))
-    axes.set_ylim(max(1, len(table)) - 0.5, -0.5)
-    axes.set_xlim(0, 1.15 * widest)
+    name_rows(axes, list(table))
+    axes.set(xlim=(0, 1.15 * widest), xlabel="bytes sent")
     axes.xaxis.set_major_formatter(lambda value, place: byte_text(value))
-    axes.set_xlabel("bytes sent")
-    tidy(axes)
 
     # The title says how many rows agree with their formula.
     known = [row for row in table.values() if row.get("closed_form") is not None]
     equal = sum(row["measured"] == row["closed_form"] for row in known)
     verdict = f": {equal} of {len(known)} equal their closed form" if known else ""
-    axes.set_title(title or f"bytes sent by purpose{verdict}", fontsize=10, loc="left")
-    return finish(
-        figure, [patch(PALETTE["communication"], "measured"), patch(PALETTE["other"], "closed form")], command
-    )
+    handles = [patch(PALETTE["communication"], "measured"), patch(PALETTE["other"], "closed form")]
+    return finish(figure, handles, command, title or f"bytes sent by purpose{verdict}")

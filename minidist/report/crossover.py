@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from minidist.report.frame import Figure, Style, finish, line, new_figure, plain_numbers, tidy
+from minidist.report.frame import Figure, Style, finish, line, new_panel, plain_numbers
 from minidist.report.palette import distinct
 
 COLOURS = ("#4477AA", "#228833", "#CCBB44", "#66CCEE", "#EE6677", "#AA3377", "#EE8866", "#44AA99", "#332288", "#999933")
@@ -29,8 +29,7 @@ def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str =
         points.setdefault(row["side"], {})[row["bytes"]] = row["median_s"]
     points.pop("best of ours", None)
 
-    figure = new_figure(9, 5.2)
-    axes = figure.add_subplot()
+    figure, axes = new_panel(9, 5.2)
 
     # One line per algorithm, always in the same colour; opponents are dashed.
     handles = []
@@ -54,11 +53,8 @@ def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str =
     axes.set_yscale("log")
     plain_numbers(axes.xaxis)
     plain_numbers(axes.yaxis)
-    axes.set_xlabel("bytes of the array")
-    axes.set_ylabel("µs, log scale")
-    tidy(axes)
-    axes.set_title(title or "time of a collective over its size", fontsize=10, loc="left")
-    return finish(figure, handles, command)
+    axes.set(xlabel="bytes of the array", ylabel="µs, log scale")
+    return finish(figure, handles, command, title or "time of a collective over its size")
 
 
 def _choices(axes: Any, taken: dict[int, str]) -> None:

@@ -40,10 +40,6 @@ def _loss(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
     return figure
 
 
-def _memory(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
-    return memory_over_time(traces, most_bytes=header.get("most_bytes", 0), **keywords)
-
-
 def _exponents(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
     counts, scale = header.get("gradient_exponents") or {}, header.get("loss_scale") or 2.0**16
     return exponent_histogram(counts, scale=scale, **keywords)
@@ -56,7 +52,9 @@ KINDS: dict[str, Callable[..., Figure]] = {
     "loss": _loss,
     "gantt": lambda traces, header, **keywords: run_gantt(traces, **keywords),
     "mesh": lambda traces, header, **keywords: mesh_picture(mesh_of(header, traces), **keywords),
-    "memory": _memory,
+    "memory": lambda traces, header, **keywords: memory_over_time(
+        traces, most_bytes=header.get("most_bytes", 0), **keywords
+    ),
     "exponents": _exponents,
     "lanes": lambda traces, header, **keywords: streams(traces, **keywords),
 }

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from minidist.base.exponents import LARGEST, NORMAL, SMALLEST, by_exponent, flushed_share
 from minidist.core.base.errors import UsageError
-from minidist.report.frame import Figure, finish, new_figure, patch, tidy
+from minidist.report.frame import Figure, finish, new_panel, patch
 from minidist.report.palette import PALETTE
 
 HELD, FLUSHED = PALETTE["B"], PALETTE["blocked"]
@@ -32,8 +32,7 @@ def exponent_histogram(counts: Mapping[str, int], *, scale: float = 1.0, title: 
         )
     total, shift = sum(powers.values()), math.frexp(scale)[1] - 1
 
-    figure = new_figure(8, 3.6)
-    axes = figure.add_subplot()
+    figure, axes = new_panel(8, 3.6)
 
     # The window of float16: its subnormals, then its normal numbers.
     axes.axvspan(SMALLEST - shift - 1, NORMAL - shift, color="#E8EEF4", zorder=0, gid="subnormal")
@@ -41,31 +40,22 @@ def exponent_histogram(counts: Mapping[str, int], *, scale: float = 1.0, title: 
 
     # One bar per power of two, red where float16 rounds it to zero at this scale.
     for exponent, count in powers.items():
-        held = exponent + shift >= SMALLEST - 1
-        axes.bar(
-            exponent + 0.5, count / total, width=0.9, color=HELD if held else FLUSHED, gid=f"2^{exponent}", zorder=2
-        )
+        colour = HELD if exponent + shift >= SMALLEST - 1 else FLUSHED
+        axes.bar(exponent + 0.5, count / total, width=0.9, color=colour, gid=f"2^{exponent}", zorder=2)
 
     # Wide enough for all bars and for the whole window.
     left, right = min(min(powers), SMALLEST - shift - 1) - 1, max(max(powers) + 1, LARGEST + 1 - shift) + 1
-    axes.set_xlim(left, right)
-    axes.set_xlabel("power of two")
-    axes.set_ylabel("share of entries")
-    tidy(axes)
+    axes.set(xlim=(left, right), xlabel="power of two", ylabel="share of entries")
 
     # The title names the share that is lost, without and with the scale.
     shares = f"flushed to zero in float16: {flushed_share(counts):.1%} at scale 1"
     if scale != 1:
         shares += f", {flushed_share(counts, scale):.1%} at scale {scale:,.0f}"
-    axes.set_title(f"{title or 'gradient entries by size'}: {shares}", fontsize=10, loc="left")
     at = "" if scale == 1 else f" at scale {scale:,.0f}"
-    return finish(
-        figure,
-        [
-            patch(HELD, "entries that float16 holds"),
-            patch(FLUSHED, "entries that become zero"),
-            patch("#C9D8E8", f"float16's normal numbers{at}"),
-            patch("#E8EEF4", "its subnormals"),
-        ],
-        command,
-    )
+    handles = [
+        patch(HELD, "entries that float16 holds"),
+        patch(FLUSHED, "entries that become zero"),
+        patch("#C9D8E8", f"float16's normal numbers{at}"),
+        patch("#E8EEF4", "its subnormals"),
+    ]
+    return finish(figure, handles, command, f"{title or 'gradient entries by size'}: {shares}")

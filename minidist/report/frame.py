@@ -6,7 +6,7 @@ Proved by: tests/report/test_pictures.py
 """
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from io import BytesIO
 from pathlib import Path
@@ -29,6 +29,7 @@ HTML = (".html", ".htm")
 GENERATOR = '<meta name="generator" content="minidist">'  # by which a page is known that may be overwritten
 # A browser refuses whatever a page would fetch.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+HEAD = f'{GENERATOR}<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -38,8 +39,19 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def finish(figure: Figure, handles: Iterable[Any], command: str) -> Figure:
-    """Put the legend and the caption below the picture; returns the figure."""
+def new_panel(width: float, height: float) -> tuple[Figure, Any]:
+    """Return a figure with one panel, and the panel, which has no box around the data."""
+    figure = new_figure(width, height)
+    axes = figure.add_subplot()
+    tidy(axes)
+    return figure, axes
+
+
+def finish(figure: Figure, handles: Iterable[Any], command: str, title: str = "") -> Figure:
+    """Put the title above the first panel, and the legend and the caption below the picture; returns the figure."""
+    if title:
+        figure.axes[0].set_title(title, fontsize=10, loc="left")
+
     # How much room the caption and the legend need, as a part of the figure's height.
     handles = list(handles)
     lines = textwrap.wrap(
@@ -84,6 +96,12 @@ def tidy(axes: Any) -> None:
     """Remove the box around the data."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def name_rows(axes: Any, names: Sequence[str], top: float = -0.5, **style: Any) -> None:
+    """Name one row for each of `names`, the first on top. top: where the panel begins, above the middle of that row."""
+    axes.set_yticks(range(len(names)), names, **style)
+    axes.set_ylim(max(1, len(names)) - 0.5, top)
 
 
 def plain_numbers(axis: Any) -> None:

@@ -8,7 +8,7 @@ Proved by: tests/commands/test_plan.py
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minidist.report.frame import Figure, finish, line, new_figure, tidy
+from minidist.report.frame import Figure, finish, line, new_panel
 from minidist.report.palette import MEMORY
 
 MOST_LABELS = 5
@@ -19,12 +19,12 @@ def frontier(
     layouts: Sequence[Mapping[str, Any]], *, memory: float | None = None, title: str = "", command: str = ""
 ) -> Figure:
     """Draw layouts as `minidist plan --json` prints them. memory: the bytes that a GPU has for a peak."""
-    figure = new_figure(8, 4.5)
-    axes = figure.add_subplot()
+    figure, axes = new_panel(8, 4.5)
     for colour, sure in ((PERHAPS, False), (SURE, True)):
-        of_kind = [_point(layout) for layout in layouts if layout.get("fits_with_range", True) == sure]
-        memories, speeds = [point[0] for point in of_kind], [point[1] for point in of_kind]
-        axes.scatter(memories, speeds, s=12, color=colour, gid="sure" if sure else "perhaps")
+        points = [_point(layout) for layout in layouts if layout.get("fits_with_range", True) == sure]
+        axes.scatter(
+            *(zip(*points, strict=True) if points else ([], [])), s=12, color=colour, gid="sure" if sure else "perhaps"
+        )
 
     # Of all layouts that need at most a given memory, the fastest.
     best: list[Mapping[str, Any]] = []
@@ -48,14 +48,10 @@ def frontier(
     if memory is not None:
         axes.axvline(memory / 1e9, color="#333333", linestyle="--", lw=1, gid="memory")
         handles.append(line("#333333", f"{memory / 1e9:,.0f} GB of a GPU", linestyle="--"))
-    axes.set_xlabel("peak of the fullest GPU, GB (1e9 B)")
-    axes.set_ylabel("tokens per second")
     axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.set_ylim(0, 1.1 * best[-1]["tokens_per_second"])
-    axes.set_xlim(0)
-    tidy(axes)
-    axes.set_title(title or "layouts that fit", fontsize=10, loc="left")
-    return finish(figure, handles, command)
+    axes.set(xlabel="peak of the fullest GPU, GB (1e9 B)", ylabel="tokens per second")
+    axes.set(xlim=0, ylim=(0, 1.1 * best[-1]["tokens_per_second"]))
+    return finish(figure, handles, command, title or "layouts that fit")
 
 
 def _point(layout: Mapping[str, Any]) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from minidist.base.traces import SpanEvent, Trace
 from minidist.core.base.errors import UsageError
 from minidist.core.pipeline.plan import Item, actions_of, show
 from minidist.pipeline.timing import Timing
-from minidist.report.frame import Figure, Style, finish, new_figure, patch, tidy
+from minidist.report.frame import Figure, Style, finish, name_rows, new_figure, patch, tidy
 from minidist.report.palette import NAMES, PALETTE, ink, shade
 
 MAX_BARS, MAX_ROWS = 20_000, 40
@@ -148,14 +148,12 @@ def panels_of(timings: Sequence[Timing], row: float) -> tuple[Figure, Any]:
     figure = new_figure(11, sum(heights) + 0.9)
     panels = figure.subplots(len(heights), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[:, 0]
     panels[-1].set_xlabel("time")
+    for number, axes in enumerate(panels):
+        ranks = [f"rank {rank}" for rank in range(sizes[number // 2])]
+        top, size = (-0.55, 5.5) if number % 2 else (-0.5, 7)  # strips are smaller
+        name_rows(axes, ranks, top, fontsize=size)
+        tidy(axes)
     return figure, panels
-
-
-def name_rows(axes: Any, ranks: int, fontsize: float, top: float = -0.5) -> None:
-    """Name one row for each rank, rank 0 on top, and remove the box around them."""
-    axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)], fontsize=fontsize)
-    axes.set_ylim(ranks - 0.5, top)
-    tidy(axes)
 
 
 def _check_readable(timings: Sequence[Timing]) -> None:
@@ -196,7 +194,6 @@ def _panel(timing: Timing, axes: Any, longest: float, used: set[str], title: str
                 size = min(6.5, POINTS * (end - start) / longest / (0.7 * len(text)))
                 if size >= 1.5:
                     axes.text((start + end) / 2, y, text, ha="center", va="center", fontsize=size, color=ink(colour))
-    name_rows(axes, timing.plan.ranks, 7)
     axes.set_xlim(0, longest or 1)
     axes.set_title(title, fontsize=9, loc="left")
 
@@ -243,7 +240,6 @@ def draw_strips(
         top = [bottom - 0.9 * height for height in heights]
         axes.fill_between(times, top, bottom, step="post", color=colour, linewidth=0, gid=f"{gid} {rank}")
         axes.text(1.004, rank, peak, transform=axes.get_yaxis_transform(), fontsize=6.5, va="center")
-    name_rows(axes, len(strips), 5.5, top=-0.55)
     axes.set_title(title, fontsize=7, loc="left", pad=2)
 
 

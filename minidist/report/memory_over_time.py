@@ -50,8 +50,8 @@ def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str =
         panel.margins(x=0.01)
         tidy(panel)
     panels[-1].set_xlabel(f"time [{unit}]" if last else "event")
-    panels[0].set_title(title or "memory over time, by purpose", fontsize=10, loc="left")
-    return finish(figure, [patch(colour, name.replace("_", " ")) for name, colour in colours.items()], command)
+    handles = [patch(colour, name.replace("_", " ")) for name, colour in colours.items()]
+    return finish(figure, handles, command, title or "memory over time, by purpose")
 
 
 def _samples(

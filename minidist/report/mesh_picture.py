@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from minidist.report.frame import Figure, Style, finish, new_figure
+from minidist.report.frame import Figure, Style, finish, new_panel
 
 MAX_RANKS = 256
 COLOURS = ("#4477AA", "#228833", "#CCBB44", "#EE6677", "#AA3377", "#66CCEE", "#BBBBBB")
@@ -26,8 +26,7 @@ def mesh_picture(mesh: Mapping[str, int], *, title: str = "", command: str = "")
     # Rows of the last axis: ranks side by side are those that send to each other the most.
     columns = shape[-1]
     rows = numbers.reshape(-1, columns)[: MAX_RANKS // columns or 1, :64]
-    figure = new_figure(max(4.0, 1.5 + 0.7 * rows.shape[1]), 1.2 + 0.42 * len(rows))
-    axes = figure.add_subplot()
+    figure, axes = new_panel(max(4.0, 1.5 + 0.7 * rows.shape[1]), 1.2 + 0.42 * len(rows))
     for y, row in enumerate(rows):
         # The row's coordinates on all axes but the last are its label.
         coordinate = np.unravel_index(int(row[0]), shape)
@@ -42,14 +41,12 @@ def mesh_picture(mesh: Mapping[str, int], *, title: str = "", command: str = "")
     # The coordinates on the last axis are the columns' labels.
     for x in range(rows.shape[1]):
         axes.text(x, -0.75, f"{names[-1]} {x}", ha="center", fontsize=8)
-    axes.set_xlim(-1.8 - 0.5 * len(names), rows.shape[1] - 0.4)
-    axes.set_ylim(len(rows) - 0.4, -1.2)
+    axes.set(xlim=(-1.8 - 0.5 * len(names), rows.shape[1] - 0.4), ylim=(len(rows) - 0.4, -1.2))
     axes.set_axis_off()
     product = " x ".join(f"{name} {n}" for name, n in axes_.items())
     ranks = f"{numbers.size} rank{'s' * (numbers.size != 1)}"
     said = ranks if names == ["ranks"] else f"the mesh: {product} = {ranks}"
-    axes.set_title(title or said, fontsize=10, loc="left")
-    return finish(figure, [], command)
+    return finish(figure, [], command, title or said)
 
 
 def mesh_of(header: Mapping[str, object], traces: Sequence[object]) -> Mapping[str, int]:

@@ -22,13 +22,11 @@ from minidist.comm.launching import writable
 from minidist.core.base.errors import UsageError
 from minidist.report.bytes_by_purpose import table_of
 from minidist.report.draw import Header, draw, incomplete_sentence
-from minidist.report.frame import GENERATOR, POLICY, Figure, byte_text, png, svg_text
+from minidist.report.frame import GENERATOR, HEAD, Figure, byte_text, png, svg_text
 
 MAX_SVG = 400_000  # bytes of one figure; a larger one is on the page as an image
-MAX_RANKS, MAX_ITEMS = (
-    16,
-    6_000,
-)  # whose messages and computing are drawn; of more a picture of this width shows nothing
+# Whose messages and computing are drawn; of more a picture of this width shows nothing.
+MAX_RANKS, MAX_ITEMS = 16, 6_000
 
 # The two modes differ in paper, ink and what lies between them; every other colour is the same in both.
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
@@ -53,6 +51,7 @@ def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
         raise UsageError("a page of no traces; pass those of a run, such as world.traces")
     # Time is drawn for the last step alone: several steps on one axis are too narrow to read.
     last, which = _last_step(traces)
+    of_first = f", of the first {MAX_RANKS} of {len(last)} ranks" if len(last) > MAX_RANKS else ""
     command = str(header.get("command") or "")
     caption = f"minidist report {source or 'TRACE'}"
 
@@ -76,7 +75,7 @@ def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
         ),
         (
             "Space and time",
-            f"The same with the messages as arrows{_first_of(last)}. To zoom, open what <code>{html.escape(caption)}"
+            f"The same with the messages as arrows{of_first}. To zoom, open what <code>{html.escape(caption)}"
             " --picture perfetto</code> writes in ui.perfetto.dev.",
             _space_and_time(last[:MAX_RANKS], picture),
         ),
@@ -113,11 +112,6 @@ def _last_step(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
     if count < 2:
         return list(traces), ""
     return only_steps(list(traces), count - 1, count), f", in the last of {count} steps"
-
-
-def _first_of(traces: Sequence[Trace]) -> str:
-    """Return of how many ranks the messages are drawn, where it is not all of them."""
-    return f", of the first {MAX_RANKS} of {len(traces)} ranks" if len(traces) > MAX_RANKS else ""
 
 
 def _space_and_time(traces: Sequence[Trace], picture: Callable[..., str]) -> str:
@@ -191,14 +185,13 @@ def _table(traces: Sequence[Trace], header: Header) -> str:
 
 def _document(traces: Sequence[Trace], header: Header, parts: Sequence[tuple[str, str, str]]) -> str:
     # One line of facts about the whole run.
-    sent = [message for trace in traces for message in trace.sent()]
-    total = sum(message.nbytes for message in sent)
+    sent = [message.nbytes for trace in traces for message in trace.sent()]
     facts = [
         f"{len(traces)} rank{'s' * (len(traces) != 1)}",
         f"world: {header.get('world', 'unknown')}",
         f"{steps_of(traces)} steps",
+        f"{len(sent):,} messages, {byte_text(sum(sent))}",
     ]
-    facts += [f"{len(sent):,} messages, {byte_text(total)}"]
     if header.get("losses"):
         facts.append(f"loss {header['losses'][0]:.4f} to {header['losses'][-1]:.4f}")
 
@@ -215,8 +208,7 @@ def _document(traces: Sequence[Trace], header: Header, parts: Sequence[tuple[str
     )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport"'
-        f' content="width=device-width">{GENERATOR}'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f' content="width=device-width">{HEAD}'
         f'<link rel="icon" href="data:,"><title>{title}</title><style>\n{STYLE}</style></head><body>'
         f"<h1><code>{title}</code></h1><p>{' · '.join(facts)}</p>{warning}<nav>{nav}</nav>{sections}</body></html>\n"
     )

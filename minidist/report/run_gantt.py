@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.base.traces import SpanEvent, Trace
-from minidist.report.frame import Figure, Style, finish, new_figure, patch, tidy, time_unit
+from minidist.report.frame import Figure, Style, finish, name_rows, new_panel, patch, time_unit
 from minidist.report.palette import NAMES, PALETTE, ink, kind_of, shade
 from minidist.report.timeline import compute_of, merged, pairs, waits, without
 
@@ -24,8 +24,7 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
     begin, end = _extent(traces, rows)
     longest = end - begin
     factor, unit = time_unit(longest)
-    figure = new_figure(11, 1.5 + 0.32 * len(shown))
-    axes = figure.add_subplot()
+    figure, axes = new_panel(11, 1.5 + 0.32 * len(shown))
     bars = _Bars(axes, begin, end, factor, sum(map(len, rows.values())) <= MAX_BARS)
 
     # Per rank: grey is the whole run, red where it waited for a partner that had not come, and what it computed on top.
@@ -43,21 +42,14 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
     for (rank, kind, gid, chunk), intervals in bars.many.items():
         axes.broken_barh(intervals, (rank - 0.43, 0.86), color=shade(PALETTE[kind], chunk), linewidth=0, gid=gid)
     bars.used["idle"] = patch(PALETTE["idle"], "a message on its way, or nothing to do")
-    axes.set_yticks([trace.rank for trace in shown], [f"rank {trace.rank}" for trace in shown], fontsize=7)
-    axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.set_xlim(0, longest * factor or 1)
-    axes.set_xlabel(f"time [{unit}]")
-    tidy(axes)
+    name_rows(axes, [f"rank {trace.rank}" for trace in shown], fontsize=7)
+    axes.set(xlim=(0, longest * factor or 1), xlabel=f"time [{unit}]")
 
     # The idle share counts all that is not computing, whether it waits or has nothing to do.
     idle = 1 - busy / (longest * len(shown)) if longest else 0.0
     more = f", the first {MAX_RANKS} of {len(traces)} ranks" if len(traces) > MAX_RANKS else ""
-    axes.set_title(
-        title or f"computing and waiting: {100 * idle:.1f} % of the ranks' time computes nothing{more}",
-        fontsize=10,
-        loc="left",
-    )
-    return finish(figure, bars.used.values(), command)
+    said = f"computing and waiting: {100 * idle:.1f} % of the ranks' time computes nothing{more}"
+    return finish(figure, bars.used.values(), command, title or said)
 
 
 def _extent(traces: Sequence[Trace], rows: dict[int, list[SpanEvent]]) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.comm.waiting import Waiting, circle_text, find_cycle
-from minidist.report.frame import Figure, Style, byte_text, finish, line, new_figure, patch, tidy, time_unit
+from minidist.report.frame import Figure, Style, byte_text, finish, line, name_rows, new_panel, patch, time_unit
 from minidist.report.palette import NAMES, PALETTE, kind_of
 from minidist.report.timeline import (
     Band,
@@ -52,8 +52,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     right = longest * (1.3 if stuck else 1) or 1e-6
     begin = earliest(traces)  # of one step of many: not at zero
     factor, unit = time_unit(right)
-    figure = new_figure(9, 1.5 + 0.55 * len(rows))
-    axes = figure.add_subplot()
+    figure, axes = new_panel(9, 1.5 + 0.55 * len(rows))
     drawing = _Drawing(axes, rows, factor, begin * factor, (right - begin) * factor)
 
     # [2] What each stream computes, then where it waits (red) or transfers.
@@ -79,16 +78,14 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     drawing.arrows(messages_of_their_own, bool(drawn))
     circle = drawing.wait_for(stuck, right * factor)
 
-    axes.set_yticks(list(rows.values()), [row_label(rank, lane) for rank, lane in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.6)
-    axes.set_xlim(begin * factor, (begin + (right - begin) * (1.12 if stuck else 1.01)) * factor)
-    axes.set_xlabel(f"time [{unit}]")
+    name_rows(axes, [row_label(rank, lane) for rank, lane in rows], top=-0.6)
+    end = (begin + (right - begin) * (1.12 if stuck else 1.01)) * factor
+    axes.set(xlim=(begin * factor, end), xlabel=f"time [{unit}]")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    tidy(axes)
     delivered = sum(arrived(pair) for pair in messages)
-    axes.set_title(title or _title(delivered, longest - begin, stuck, circle), fontsize=10, loc="left")
-    return finish(figure, drawing.used.values(), command)
+    said = _title(delivered, longest - begin, stuck, circle)
+    return finish(figure, drawing.used.values(), command, title or said)
 
 
 def rows_of(traces: Sequence[Trace]) -> Rows:

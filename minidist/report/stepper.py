@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from minidist.base.files import writing
-from minidist.base.traces import SpanEvent, Trace
+from minidist.base.traces import Trace
 from minidist.comm.launching import writable
 from minidist.core.base.errors import UsageError
-from minidist.report.frame import GENERATOR, POLICY
+from minidist.report.frame import GENERATOR, HEAD
 from minidist.report.palette import PALETTE, RANKS, kind_of
 from minidist.report.stepper_world import KeptArray, Place, StepWorld, step
 from minidist.report.timeline import arrived, pairs
@@ -94,7 +94,8 @@ def show(run: Any, title: str = "") -> Stepper:
     spans = [s for s in spans[:MAX_SPANS] if s.rank < ranks]
     data = {
         "ranks": ranks,
-        "steps": steps or _times(spans),
+        # Without messages, the times at which a computation starts.
+        "steps": steps or [{"time": time} for time in sorted({span.start for span in spans})[:MAX_STEPS]],
         "arrays": arrays[:ranks],
         "spans": [[s.rank, s.name, PALETTE[kind_of(s.name)], s.start, s.end] for s in spans],
         "colours": RANKS,
@@ -116,19 +117,17 @@ def _steps(run: Any, traces: Sequence[Trace]) -> tuple[list[dict[str, Any]], lis
     matching = run.matching
     order = sorted(range(len(matching.steps)), key=lambda number: matching.steps[number].receive.end)
     place = {-1: -1, **{number: at for at, number in enumerate(order)}}
-    shown = [_renumbered([kept.shown for kept in row]) for row in matching.arrays]
+    # Of each rank, the number of each shown array -> its place on the page.
+    shown: list[dict[int, int]] = []
+    for row in matching.arrays:
+        numbers = [number for number, kept in enumerate(row) if kept.shown]
+        shown.append({number: at for at, number in enumerate(numbers)})
     steps = []
     for number in order:
         send, receive, source, target = matching.steps[number]
         steps.append(_step(send, receive, _shown(source, shown[send.rank]), _shown(target, shown[receive.rank])))
     arrays = [[_values(row[number], place) for number in shown[rank]] for rank, row in enumerate(matching.arrays)]
     return steps, arrays
-
-
-def _renumbered(shown: Sequence[bool]) -> dict[int, int]:
-    """Return the number of each shown array -> its place on the page."""
-    numbers = [number for number, is_shown in enumerate(shown) if is_shown]
-    return {number: at for at, number in enumerate(numbers)}
 
 
 def _shown(place: Place | None, numbers: dict[int, int]) -> list[int] | None:
@@ -153,17 +152,11 @@ def _values(kept: KeptArray, place: dict[int, int]) -> dict[str, Any]:
     changes = sorted((place[step], values) for step, values in kept.values.items())
     return {
         "about": f"{kept.array.dtype}[{shape}]",
-        "changes": [[step, [_text(value) for value in values]] for step, values in changes],
+        "changes": [
+            [step, [f"{value:.4g}" if isinstance(value, float | np.floating) else str(value) for value in values]]
+            for step, values in changes
+        ],
     }
-
-
-def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
-
-
-def _times(spans: Sequence[SpanEvent]) -> list[dict[str, Any]]:
-    """Return the steps of a run without messages: the times at which a computation starts."""
-    return [{"time": time} for time in sorted({span.start for span in spans})[:MAX_STEPS]]
 
 
 def _height(data: dict[str, Any]) -> int:
@@ -189,9 +182,8 @@ def _document(data: dict[str, Any], about: str) -> str:
         )
     )
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{GENERATOR}'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{html.escape(about) or "steps"}</title>'
-        f"<style>\n{STYLE}</style></head><body>"
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{HEAD}'
+        f"<title>{html.escape(about) or 'steps'}</title><style>\n{STYLE}</style></head><body>"
         + (f"<p>{html.escape(about)}</p>" if about else "")
         + f'<div class="controls">{buttons}<input type="range" min="0" value="0" aria-label="step"></div>'
         '<p class="said" role="status" aria-live="polite"></p><div class="drawn"></div>'

@@ -61,7 +61,10 @@ def _draw(pen: "ImageDraw", data: dict[str, Any], now: int, row: int) -> None:
         source, target = step["source"], step["target"]
         tail = spots[step["from"], source[0]][source[1] : source[2]] if source else [edge[step["from"]]]
         head = spots[step["to"], target[0]][target[1] : target[2]] if target else changed.get(step["to"])
-        _arrow(pen, _middle(tail), _middle(head or [edge[step["to"]]]))
+        # An arrow with a round head, which needs no angle.
+        end = _middle(head or [edge[step["to"]]])
+        pen.line((*_middle(tail), *end), fill=NEW, width=2)
+        pen.ellipse((end[0] - 4, end[1] - 4, end[0] + 4, end[1] + 4), fill=NEW)
 
 
 def _cells(
@@ -98,9 +101,3 @@ def _bars(pen: "ImageDraw", data: dict[str, Any], time: float, y: int, row: int)
 
 def _middle(places: Spots) -> Spot:
     return sum(x for x, _ in places) / len(places), places[0][1]
-
-
-def _arrow(pen: "ImageDraw", tail: Spot, head: Spot) -> None:
-    """Draw an arrow with a round head, which needs no angle."""
-    pen.line((*tail, *head), fill=NEW, width=2)
-    pen.ellipse((head[0] - 4, head[1] - 4, head[0] + 4, head[1] + 4), fill=NEW)

@@ -11,7 +11,7 @@ from typing import Any
 
 from minidist.base.traces import MessageEvent, Trace
 from minidist.core.base.errors import UsageError
-from minidist.report.frame import Figure, Style, byte_text, finish, new_figure, patch, tidy, time_unit
+from minidist.report.frame import Figure, Style, byte_text, finish, name_rows, new_panel, patch, time_unit
 from minidist.report.palette import MESSAGES, NAMES, PALETTE, distinct, ink, kind_of
 from minidist.report.space_time import earliest
 from minidist.report.timeline import merged, pairs, without
@@ -40,8 +40,7 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
     begin = earliest(traces)  # of one step of many: not at zero
     longest = max([begin, *(s.end for s in (*computing, *crossing)), *(end for *_, end, _ in bars)]) - begin
     factor, unit = time_unit(longest)
-    figure = new_figure(9, 1.4 + 0.5 * len(rows))
-    axes = figure.add_subplot()
+    figure, axes = new_panel(9, 1.4 + 0.5 * len(rows))
     axes.barh(range(len(rows)), [longest * factor] * len(rows), height=BROAD, color=PALETTE["idle"], zorder=0)
     used: dict[str, Any] = {}
     colours = {**PALETTE, **_shades(bars)}
@@ -72,17 +71,13 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
         bar(rows.index(span.name), span.start, span.end, "communication", span.name, "")
 
     used["idle"] = patch(PALETTE["idle"], NAMES["idle"])
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(0, longest * factor or 1)
-    axes.set_xlabel(f"time [{unit}]")
-    tidy(axes)
+    name_rows(axes, rows)
+    axes.set(xlim=(0, longest * factor or 1), xlabel=f"time [{unit}]")
 
     # The title names what overlapping would still have to hide.
     bare = exposed(traces, rank)
     hidden = f"{bare * factor:.4g} {unit} of {longest * factor:.4g} {unit} are communication that no computing hides"
-    axes.set_title(title or f"rank {rank}: {hidden}", fontsize=10, loc="left")
-    return finish(figure, used.values(), command)
+    return finish(figure, used.values(), command, title or f"rank {rank}: {hidden}")
 
 
 def _rows(messages: bool, crossing: bool, computed: set[str]) -> list[str]:

@@ -9,6 +9,7 @@ Proved by: tests/report/test_tiles.py
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from minidist.base.errors import UsageError, nearest, quoted
@@ -20,7 +21,7 @@ from minidist.core.nn import GPT, GPTConfig, Module
 from minidist.core.parallel.model_parallel import apply_expert_parallel, apply_tensor_parallel
 from minidist.nn import Llama, LlamaConfig
 from minidist.parallel.tensor import boxes
-from minidist.report.frame import Figure, finish, new_figure, patch
+from minidist.report.frame import Figure, finish, new_panel, patch
 from minidist.report.palette import PALETTE, RANKS
 
 MAX_BYTES = 10**9  # of all ranks' layers together
@@ -68,10 +69,7 @@ def tiles_of(build: Callable[[], Module], cut: Callable[[Module, Any], Module], 
         return [(name, layout, tuple(box for box, _ in boxes(layout, device_mesh))) for name, layout in layouts]
 
     # Every simulated rank builds and cuts the model, as a job would, and reports the boxes that it holds.
-    ranks = 1
-    for size in mesh.values():
-        ranks *= size
-    each = SimWorld(ranks, record=False).run(main)
+    each = SimWorld(prod(mesh.values()), record=False).run(main)
     return [
         Tiles(name, layout.global_shape, tuple(rows[i][2] for rows in each), layout)
         for i, (name, layout, _) in enumerate(each[0])
@@ -157,9 +155,8 @@ def tiles_figure(tiles: Sequence[Tiles], *, title: str = "", command: str = "") 
     scale = HIGH / max(sum(_rows(each, 1.0) for each in column) for column in columns)  # inches per element
     widths = [max(LABEL, *(each.shape[-1] * scale for each in column)) + GAP for column in columns]
     heights = [sum(_rows(each, scale) * scale + LINE for each in column) for column in columns]
-    figure = new_figure(sum(widths) + 0.3, max(heights) + 1.2)
+    figure, axes = new_panel(sum(widths) + 0.3, max(heights) + 1.2)
     shorts = [_short(each) for each in shown]
-    axes = figure.add_subplot()
 
     # Column by column, each parameter under the one before.
     x = 0.0
@@ -174,13 +171,11 @@ def tiles_figure(tiles: Sequence[Tiles], *, title: str = "", command: str = "") 
             _draw(axes, each, x, y, ranks, scale)
             y += _rows(each, scale) * scale + LINE
         x += width
-    axes.set_xlim(-0.05, x)
-    axes.set_ylim(max(heights), -0.35)
-    axes.set_aspect("equal")
+    axes.set(xlim=(-0.05, x), ylim=(max(heights), -0.35), aspect="equal")
     axes.axis("off")
-    axes.set_title(title or f"tiles on {ranks} ranks", fontsize=10, loc="left")
-    legend = [patch(RANKS[rank % len(RANKS)], f"rank {rank}") for rank in range(min(ranks, len(RANKS)))]
-    return finish(figure, [*legend, patch(PALETTE["idle"], "whole on every rank")], command)
+    handles = [patch(RANKS[rank % len(RANKS)], f"rank {rank}") for rank in range(min(ranks, len(RANKS)))]
+    handles.append(patch(PALETTE["idle"], "whole on every rank"))
+    return finish(figure, handles, command, title or f"tiles on {ranks} ranks")
 
 
 HIGH, LABEL, GAP, LINE, STRIP = 2.6, 0.95, 0.15, 0.34, 0.13  # inches

@@ -15,7 +15,7 @@ from minidist.core.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import Action, Plan
 from minidist.pipeline.timing import Timing
 from minidist.report.frame import Figure, Style, finish, line, patch
-from minidist.report.gantt import draw_strips, name_rows, panels_of
+from minidist.report.gantt import draw_strips, panels_of
 from minidist.report.palette import MEMORY, PALETTE, ink
 
 SHADES = ("#4477AA", "#CCBB44", "#EE6677", "#228833", "#AA3377", "#66CCEE")  # of versions, in turn
@@ -83,7 +83,6 @@ def _lanes(timing: Timing, axes: Any, longest: float) -> None:
             # The update after a batch's last backward, as a red line.
             if action.kind in ("B", "W") and (action.microbatch + 1) % plan.batch == 0:
                 axes.plot([end, end], [rank - 0.48, rank + 0.48], color=PALETTE["blocked"], linewidth=1.2)
-    name_rows(axes, plan.ranks, 7)
     axes.set_xlim(0, longest or 1)
     what = "mini-batches" if plan.batch == 1 else "micro-batches"  # a mini-batch is not cut
     axes.set_title(

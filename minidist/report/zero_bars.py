@@ -6,7 +6,7 @@ Proved by: tests/planning/test_zero_stages.py
 from collections.abc import Mapping
 from typing import Any
 
-from minidist.report.frame import Figure, finish, new_figure, patch, tidy
+from minidist.report.frame import Figure, finish, name_rows, new_panel, patch
 from minidist.report.palette import MEMORY
 
 COLOURS = {
@@ -27,8 +27,7 @@ def zero_bars(stages: Mapping[str, Any], *, title: str = "", command: str = "") 
     """Draw `stages`, as `minidist memory --json` prints them: stage -> kind -> bytes, with a total."""
     # One row per stage, its kinds of bytes one after the other, in GB.
     rows = {stage: parts for stage, parts in stages.items() if stage.startswith("stage")}
-    figure = new_figure(8, 1.9 + 0.5 * len(rows))
-    axes = figure.add_subplot()
+    figure, axes = new_panel(8, 1.9 + 0.5 * len(rows))
     widest = max(parts["total"] for parts in rows.values())
     for y, parts in enumerate(rows.values()):
         left = 0.0
@@ -38,13 +37,10 @@ def zero_bars(stages: Mapping[str, Any], *, title: str = "", command: str = "") 
                 left += parts[name] / 1e9
         axes.text(left + 0.01 * widest / 1e9, y, f"{parts['total'] / 1e9:,.1f} GB", va="center", fontsize=8)
 
-    axes.set_yticks(range(len(rows)), [stage.replace("stage", "stage ") for stage in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(0, 1.15 * widest / 1e9)
-    axes.set_xlabel("GB (1e9 B) per rank")
-    tidy(axes)
-    axes.set_title(title or "bytes that one rank holds", fontsize=10, loc="left")
+    name_rows(axes, [stage.replace("stage", "stage ") for stage in rows])
+    axes.set(xlim=(0, 1.15 * widest / 1e9), xlabel="GB (1e9 B) per rank")
 
     # The legend has the kinds that some stage holds.
     used = [name for name in COLOURS if any(parts.get(name) for parts in rows.values())]
-    return finish(figure, [patch(COLOURS[name], name) for name in used], command)
+    handles = [patch(COLOURS[name], name) for name in used]
+    return finish(figure, handles, command, title or "bytes that one rank holds")

@@ -10,7 +10,7 @@ from minidist.core.base.errors import MinidistError, UsageError
 from minidist.core.nn import GPTConfig
 from minidist.course.lesson.mpi_leg import mpiexec
 from minidist.report.bench import workloads
-from minidist.report.bench.step import bench_step, compare_case, tape_microseconds
+from minidist.report.bench.step import bench_memory, bench_step, compare_accounts, compare_case, tape_microseconds
 from minidist.report.bench.workloads import StepCase, make_model, own_step
 from tests.cupy.stand_in import Device, DeviceArray
 
@@ -31,9 +31,7 @@ def test_the_cost_of_the_tape_is_measured():
 
 
 def test_the_cost_of_the_account_is_measured_on_equal_jobs():
-    from minidist.report.bench.memory import bench_memory, compare
-
-    on, timeline = compare(SMALL, rounds=3)
+    on, timeline = compare_accounts(SMALL, rounds=3)
     assert on["ratio"] > 0 < timeline["ratio"]  # the promise, 1.05, is for a quiet machine: `minidist bench memory`
     with pytest.raises(UsageError, match="did you mean 'gpt'"):
         bench_memory(["gtp"])

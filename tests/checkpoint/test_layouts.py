@@ -21,19 +21,10 @@ from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import build
 from minidist.job.train.recipe import parallelize
 from minidist.job.train.trainer import train
+from tests.jobs import SMALL_GPT
 
-SMALL = {
-    "layers": 2,
-    "width": 24,
-    "heads": 4,
-    "context": 6,
-    "data": "markov",
-    "clip": 0.5,
-    "global_batch": 8,
-    "warmup": 3,
-    "reduction": "ordered",
-    "precision": "fp64",
-}
+SMALL = SMALL_GPT | {"width": 24, "heads": 4, "clip": 0.5, "global_batch": 8, "warmup": 3, "reduction": "ordered"}
+SMALL |= {"precision": "fp64"}
 LAYOUTS = {
     "one device": (1, {}),
     "ZeRO 3": (4, {"zero": 3}),

@@ -11,18 +11,10 @@ from minidist.job.equality.reference import reference
 from minidist.job.train.trainer import train
 from minidist.techniques.parameter_server.loop import compare_served, serve_and_keep
 from tests.cases import each
+from tests.jobs import SMALL_GPT as GPT
 from tests.jobs import train_in_closed_form
 
-SMALL_GPT = {
-    "model": "gpt",
-    "layers": 1,
-    "width": 8,
-    "heads": 2,
-    "context": 6,
-    "data": "markov",
-    "steps": 3,
-    "clip": 0.5,
-}
+SMALL_GPT = GPT | {"layers": 1, "width": 8, "steps": 3, "clip": 0.5}
 SMALL_MLP = {"model": "mlp", "layers": 1, "width": 9, "data": "glyphs", "steps": 3}
 RANKS = [1, 2, 3, 4, 5, 8]
 

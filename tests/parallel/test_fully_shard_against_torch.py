@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from minidist.core.base.errors import UsageError
+from minidist.core.parallel.fsdp import shards_of
 from minidist.course.lesson.mpi_leg import mpiexec
+from minidist.parallel import gather_tensors
 from minidist.report.bench.harness import join_gloo
 from minidist.report.bench.parallel import bench_data_parallel, own_side, torch_side
 from minidist.report.bench.workloads import CASES
@@ -15,12 +17,12 @@ from minidist.report.bench.workloads import CASES
 def test_gradients_and_weights_are_fsdp2_s_over_five_steps(comm):
     dist = pytest.importorskip("torch.distributed")
     join_gloo(comm.world)
-    ours, tensors = own_side("zero 3", CASES["gpt-tiny"], comm, np.float64)
+    ours, model, optimizer = own_side("zero 3", CASES["gpt-tiny"], comm, np.float64)
     theirs, module = torch_side("torch zero 3", CASES["gpt-tiny"], comm.rank, comm.size, np.float64)
     for _ in range(5):
         assert abs(ours() - theirs()) <= 1e-10
         # {kind: {name: whole array}}; on PyTorch's side full_tensor() gathers the shards.
-        mine = tensors()
+        mine = gather_tensors(shards_of(model), optimizer)
         for name, parameter in module.named_parameters():
             for kind, tensor in (("weights", parameter.detach()), ("gradients", parameter.grad)):
                 whole = tensor.full_tensor().numpy()

@@ -11,7 +11,7 @@ from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.gpus import MACHINES, Machine, machine_of
 from minidist.planning.cluster.layout import ClusterLayout, Job, refusal, stage_layers
 from minidist.planning.cluster.memory import block_activations, in_flight, memory_by_rank, rank_parameters
-from minidist.planning.cluster.search import Plan, candidates, larger_gpus, plan_layout, reason_for, search
+from minidist.planning.cluster.search import Plan, candidates, larger_gpus, reason_for, search
 from minidist.planning.cluster.shared import shared
 from minidist.planning.cluster.step_time import StepModel
 from minidist.planning.cluster.tables import explanation
@@ -153,7 +153,7 @@ def test_the_slowest_rank_may_be_in_the_middle_of_the_pipeline():
 
 def test_the_step_of_a_model_with_experts_has_a_wider_range():
     layout = ClusterLayout()
-    plans = [plan_layout(layout, job(layout, model), A100) for model in (GPT, EXPERTS)]
+    plans = [Plan(layout, job(layout, model), A100) for model in (GPT, EXPERTS)]
     assert [plan.time_range for plan in plans] == [CALIBRATION.time_range, CALIBRATION.sparse_time_range]
     printed = plans[1].as_dict()["time"]
     assert printed["high_seconds"] / printed["step_seconds"] == pytest.approx(CALIBRATION.sparse_time_range[1])
@@ -164,15 +164,15 @@ def test_the_bubble_is_the_share_of_narayanan_et_al():
         layout = ClusterLayout(pp=pp, vp=vp, microbatches=m)
         idle = (pp - 1) / vp
         # Of the pipeline; the whole step also has the optimizer and a constant.
-        assert plan_layout(layout, job(layout), A100).time.bubble < idle / (m + idle)
+        assert Plan(layout, job(layout), A100).time.bubble < idle / (m + idle)
         large = replace(GPT, width=8192, heads=64, inner=32768)
         layout = replace(layout, micro_batch=64)
-        assert plan_layout(layout, job(layout, large), A100).time.bubble == pytest.approx(idle / (m + idle), rel=0.2)
+        assert Plan(layout, job(layout, large), A100).time.bubble == pytest.approx(idle / (m + idle), rel=0.2)
 
 
 def test_the_parts_of_a_step_are_its_seconds():
     layout = ClusterLayout(2, 2, 2, zero=1, microbatches=4)
-    time = plan_layout(layout, job(layout), A100).time
+    time = Plan(layout, job(layout), A100).time
     parts = time.compute + sum(time.exposed.values()) + time.bubble * time.seconds
     assert parts == pytest.approx(time.seconds)
     assert set(time.exposed) == {"tp", "pp", "dp"}
@@ -430,11 +430,11 @@ def test_what_layouts_share_is_what_each_has_alone(model):
     of_all = Job(replace(named(model), layers=7), 4096, 64, "bf16", 16)
     found = search(of_all, MACHINES["h100"], {})
     for plan in random.Random(0).sample(found.plans + found.too_large, 300):
-        other = plan_layout(ClusterLayout(), Job(GPT, 256, 1, gpus=1), A100)
+        other = Plan(ClusterLayout(), Job(GPT, 256, 1, gpus=1), A100)
         # Another job drops what was kept.
         assert other.time != plan.time
         assert other.fullest != plan.fullest
-        alone = plan_layout(plan.layout, of_all, MACHINES["h100"])
+        alone = Plan(plan.layout, of_all, MACHINES["h100"])
         assert (alone.time, alone.memory, alone.fullest) == (plan.time, plan.memory, plan.fullest)
         assert plan.fullest == max(plan.memory, key=lambda rank: rank.likely(of_all))
         assert plan.fullest_rank == plan.memory.index(plan.fullest)
@@ -466,17 +466,17 @@ def test_where_every_rank_has_all_experts_none_is_busier():
     model = replace(named("mixtral-8x7b"), layers=2)
     for ep, busiest in ((1, 1.0), (2, 2.0), (8, 3.0)):
         layout = ClusterLayout(dp=8, ep=ep)
-        unequal = plan_layout(layout, job(layout, model, 4096, expert_imbalance=3.0), machine_of("h100"))
-        same = plan_layout(layout, job(layout, model, 4096, expert_imbalance=busiest), machine_of("h100"))
+        unequal = Plan(layout, job(layout, model, 4096, expert_imbalance=3.0), machine_of("h100"))
+        same = Plan(layout, job(layout, model, 4096, expert_imbalance=busiest), machine_of("h100"))
         assert (unequal.time, unequal.memory) == (same.time, same.memory)
-        balanced = plan_layout(layout, job(layout, model, 4096), machine_of("h100"))
+        balanced = Plan(layout, job(layout, model, 4096), machine_of("h100"))
         assert (unequal.time == balanced.time) == (ep == 1)
 
 
 def test_the_explanation_of_exchanges_counts_the_busiest_rank():
     model = named("mixtral-8x7b")
     layout = ClusterLayout(dp=32, pp=4, ep=8, microbatches=16)
-    plan = plan_layout(layout, job(layout, model, 4096, expert_imbalance=2.0), machine_of("h100"))
+    plan = Plan(layout, job(layout, model, 4096, expert_imbalance=2.0), machine_of("h100"))
     line = next(line for line in explanation(plan) if line.startswith("ep messages"))
     assert line.startswith("ep messages = 16 micro-batches x 8 layers x 4 exchanges x ")
 
@@ -522,11 +522,11 @@ def test_a_rank_has_every_pp_th_chunk_and_the_first_chunks_are_the_larger_ones(p
 def test_a_plan_fits_when_the_most_that_it_may_need_is_there():
     layout = ClusterLayout(dp=8)
     fused = replace(job(layout), kernels="fused")
-    peak = plan_layout(layout, fused, A100).fullest.peak
+    peak = Plan(layout, fused, A100).fullest.peak
     reserved = CALIBRATION.reserved_bytes
     central, most = peak + reserved, CALIBRATION.memory_range[1] * peak + reserved
     for memory, verdict in ((most, "yes"), (most - 1, "may not"), (central, "may not"), (central - 1, "no")):
-        plan = plan_layout(layout, fused, replace(A100, memory=memory))
+        plan = Plan(layout, fused, replace(A100, memory=memory))
         assert (plan.fit.verdict, plan.fit.fits, plan.fit.margin) == (verdict, verdict != "no", memory - central)
 
 
@@ -543,7 +543,7 @@ def test_the_operations_of_the_hardware_are_those_of_korthikanti_et_al(recompute
     layers = 8 * (24 * h**2 + 4 * s * h)
     whole = 3 * (layers + 2 * h * GPT.vocabulary)
     again = {"none": 0, "selective": 0 if fused_attention else 8 * 12 * s * h, "full": layers}[recompute]
-    plan = plan_layout(layout, job(layout, fused_attention=fused_attention), A100)
+    plan = Plan(layout, job(layout, fused_attention=fused_attention), A100)
     assert (plan.model_flops, plan.hardware_flops) == (tokens * whole, tokens * (whole + again))
 
 
@@ -576,7 +576,7 @@ def test_every_machine_is_planned_in_every_precision_that_it_has():
     for machine in MACHINES.values():
         for precision in ("bf16", "fp8") if machine.fp8 else ("bf16",):
             of = replace(job(ClusterLayout()), precision=precision)
-            assert plan_layout(ClusterLayout(), of, machine).time.seconds > 0, (machine.name, precision)
+            assert Plan(ClusterLayout(), of, machine).time.seconds > 0, (machine.name, precision)
 
 
 def test_fp8_has_a_peak_of_its_own():
@@ -645,7 +645,7 @@ def test_what_a_job_says_of_its_kernels_decides_the_range():
     model = replace(named("llama-3.1-8b"), positions=8192)
     layout = ClusterLayout(8, zero=2)
     fits = {
-        (kernels, precision): plan_layout(
+        (kernels, precision): Plan(
             layout, replace(job(layout, model, 8192), kernels=kernels, precision=precision), MACHINES["h100"]
         )
         for kernels, precision in (("any", "bf16"), ("fused", "bf16"), ("eager", "bf16"), ("any", "fp8"))

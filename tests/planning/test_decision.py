@@ -13,7 +13,7 @@ from minidist.planning.cluster.decision import Offer, answer, offers, overlap, r
 from minidist.planning.cluster.gpus import MACHINES
 from minidist.planning.cluster.layout import ClusterLayout, Job
 from minidist.planning.cluster.memory import block_activations, memory_by_rank
-from minidist.planning.cluster.search import Plan, plan_layout, remedies, search
+from minidist.planning.cluster.search import Plan, remedies, search
 from minidist.planning.config_keys import Keys
 from minidist.planning.decoder import architecture_of
 
@@ -159,7 +159,7 @@ def test_host_memory_is_searched_when_nothing_fits():
     assert all(rank.host <= V100.host_memory for plan in found.plans for rank in plan.memory)
     first = found.plans[0]
     assert 0 < first.waiting == first.time.exposed["host"] / first.time.seconds < 1
-    gpu = plan_layout(replace(first.layout, host="none"), job, V100)
+    gpu = Plan(replace(first.layout, host="none"), job, V100)
     assert first.time.seconds > gpu.time.seconds - 1.0
     assert {plan.layout.host for plan in search(replace(job, gpus=16), V100, {}).plans} == {"none"}
     assert search(job, V100, {"host": "none"}).plans == []
@@ -175,15 +175,13 @@ def test_host_memory_is_searched_when_nothing_fits():
     sizes |= {"intermediate_size": 4096, "n_routed_experts": 340, "first_k_dense_replace": 3, "vocab_size": 1000}
     sparse = Job(architecture_of(Keys(sizes, "f", "deepseek_v3")), 4096, 32, "bf16", 4)
     layout = ClusterLayout(1, pp=4, zero=3, micro_batch=8, microbatches=4, host="parameters")
-    uneven = plan_layout(layout, sparse, MACHINES["h200"])
+    uneven = Plan(layout, sparse, MACHINES["h200"])
     assert uneven.fullest.host < CARD.host_memory < max(rank.host for rank in uneven.memory)
     assert not uneven.fits
     assert uneven.shortage == "pipeline rank 3 keeps 138 GB on the host, which has 125 GB for each GPU"
     roomy = replace(MACHINES["h200"], host_memory=140e9)
-    assert plan_layout(layout, sparse, roomy).fits
-    assert plan_layout(layout, sparse, replace(roomy, host_memory=130e9)).shortage.endswith(
-        "which has 130 GB for each GPU"
-    )
+    assert Plan(layout, sparse, roomy).fits
+    assert Plan(layout, sparse, replace(roomy, host_memory=130e9)).shortage.endswith("which has 130 GB for each GPU")
     # More than the host has is no layout that fits.
     alone = Job(named("gpt3-175b"), 2048, 8, "bf16", 8)
     assert search(alone, H100, {}).plans == []

@@ -8,7 +8,7 @@ from minidist.core.base.errors import UsageError
 from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import ClusterLayout, Job
 from minidist.planning.cluster.measured import Comparison, compare, plans, read_rows, spearman, summaries, worst
-from minidist.planning.cluster.search import plan_layout
+from minidist.planning.cluster.search import Plan
 from minidist.planning.huggingface_config import read_model
 from tests.cases import each
 
@@ -27,9 +27,7 @@ ROW = {
     "kernels": "eager",
 }
 JOB = Job(read_model("llama-7b"), 1024, 64, "bf16", 8, kernels="eager", attention_kernel="flash-2")
-PLAN = plan_layout(
-    ClusterLayout(4, 2, zero=1, micro_batch=2, microbatches=8, recompute="full"), JOB, machine_of("a100-80gb")
-)
+PLAN = Plan(ClusterLayout(4, 2, zero=1, micro_batch=2, microbatches=8, recompute="full"), JOB, machine_of("a100-80gb"))
 
 
 def test_a_row_is_planned_as_plan_does():

@@ -17,7 +17,7 @@ from minidist.planning.architecture import MODELS
 from minidist.planning.cluster.gpus import MACHINES
 from minidist.planning.cluster.layout import ATTENTION, KERNELS, RECOMPUTE, ClusterLayout, Job
 from minidist.planning.cluster.memory import block_activations
-from minidist.planning.cluster.search import plan_layout
+from minidist.planning.cluster.search import Plan
 from minidist.planning.zero_stages import (
     block_forms,
     deepspeed_offload,
@@ -363,7 +363,7 @@ def test_memory_says_what_fits(capsys):
         assert (list(stages["fits"].values()), done.value.code) == (verdicts, code), model
         for zero, verdict in enumerate(verdicts):
             layout = ClusterLayout(dp, zero=zero)
-            plan = plan_layout(layout, job(model, layout, stages["seq"]), MACHINES["h100"])
+            plan = Plan(layout, job(model, layout, stages["seq"]), MACHINES["h100"])
             assert plan.fit.verdict == verdict
 
 

@@ -8,8 +8,7 @@ import pytest
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Checkpoint
-from minidist.job.checkpoint.axis_state import load_axis_state
-from minidist.job.checkpoint.rank_state import read_rank_state
+from minidist.job.checkpoint.axis_state import load_axis_state, read_rank_state
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank, tier_of
@@ -214,7 +213,7 @@ def test_what_no_bound_holds_for_is_not_compared():
 
 
 def test_ranks_of_a_smaller_job_take_over_the_residuals_of_every_nth_rank(tmp_path):
-    """Rank r of n gets those of r, r + n, r + 2n, ..., as the head of job/checkpoint/rank_state.py says."""
+    """Rank r of n gets those of r, r + n, r + 2n, ..., as the head of job/checkpoint/axis_state.py says."""
     run(5, steps=2, compression="topk:0.05", save=str(tmp_path), precision="fp64", global_batch=10)
     saved = Checkpoint(tmp_path)
     before = [saved.tensor(f"local/residual/stage 0 tile 0/{rank:05d}") for rank in range(5)]

@@ -23,17 +23,9 @@ from minidist.pipeline.runtime.versions import UnitVersions
 from minidist.techniques.asynchronous.replay import replay
 from tests.cases import each
 from tests.equality.test_equality import verdict
+from tests.jobs import SMALL_GPT
 
-SMALL = {
-    "width": 8,
-    "heads": 2,
-    "context": 6,
-    "data": "markov",
-    "steps": 6,
-    "micro_batch": 2,
-    "layers": 3,
-    "reduction": "ordered",
-}
+SMALL = SMALL_GPT | {"layers": 3, "width": 8, "steps": 6, "micro_batch": 2, "reduction": "ordered"}
 TWO_AND_ONE = {"replicas": "2,1"}
 NAMES = ["pipedream", "pipedream-vertical-sync", "pipedream-2bw"]
 

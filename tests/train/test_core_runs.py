@@ -48,19 +48,10 @@ OVERRIDES = {
     "job/train/strategies/mesh.py MeshStrategy.update",
 }
 # What a job has in place of a method that the core leaves open: its batches, and its part of a step.
+OF_JOBS = ("divisor", "first_row", "is_language_model", "lr_factor", "micro_batch", "microbatches", "scale", "scaled")
 HOOKS = {
-    "job/train/job.py Job.divisor",
-    "job/train/job.py Job.first_row",
-    "job/train/job.py Job.is_language_model",
-    "job/train/job.py Job.lr_factor",
-    "job/train/job.py Job.micro_batch",
-    "job/train/job.py Job.microbatches",
-    "job/train/job.py Job.scale",
-    "job/train/job.py Job.scaled",
-    "job/train/run.py Run.after_forward_backward",
-    "job/train/run.py Run.after_step",
-    "job/train/run.py Run.before_step",
-    "job/train/run.py Run.is_updated",
+    *(f"job/train/job.py Job.{name}" for name in OF_JOBS),
+    *(f"job/train/run.py Run.{name}" for name in ("after_forward_backward", "after_step", "before_step", "is_updated")),
 }
 # Files that watch messages and modules, record them, and refuse; `SimWorld` is the core's world with all of these.
 CHECKS = {

@@ -97,7 +97,11 @@ def _for_buffering(waiting: States, ranks: int) -> Iterator[str]:
     """Yield the ranks that send to themselves, and that all are senders: the program relied on buffering."""
     sending = [rank for rank, s in waiting.items() if s.get("message", {}).get("kind") == "send"]
     own = [rank for rank in sending if list(waiting[rank]["peers"]) == [rank]]
-    yield from map(to_itself, own)
+    for rank in own:  # whether MPI buffers the message depends on its size
+        yield (
+            f"rank {rank} sends to itself, and posts no receive before that send is done (an MPI library may buffer the"
+            " message, and then it passes): use isend, or sendrecv"
+        )
     if waiting and not own and len(sending) == ranks:
         yield "every rank sends and none receives: let some ranks receive first, or use sendrecv or isend"
 
@@ -127,11 +131,3 @@ def sent_to(rank: int, theirs: Sequence[Message], ours: Sequence[Message]) -> di
             else:
                 result.setdefault(queue, message)
     return result
-
-
-def to_itself(rank: int) -> str:
-    """Return what to do about a blocking send of a rank to itself; whether MPI buffers it depends on its size."""
-    return (
-        f"rank {rank} sends to itself, and posts no receive before that send is done (an MPI library may buffer the"
-        " message, and then it passes): use isend, or sendrecv"
-    )

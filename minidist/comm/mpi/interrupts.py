@@ -155,7 +155,7 @@ class InterruptWatch:
                 self.world.end_terminated()
                 over = True
             elif signal.SIGINT in signals and self.chance is None:
-                self.world.note_interrupt(True)
+                self.world.folder.note_interrupt(self.world.rank, True)
                 self.chance = Chance()
 
     def _look(self) -> bool:
@@ -174,7 +174,7 @@ class InterruptWatch:
             return False
 
         if waits:
-            others = self.world.note_interrupt(False)
+            others = self.world.folder.note_interrupt(self.world.rank, False)
             if self.interrupted:  # the program has caught the exception, and goes on
                 self.chance = None
             elif not others:

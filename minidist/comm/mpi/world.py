@@ -242,10 +242,6 @@ class MPIWorld(FindsLines):
             return True
         return self.waiting is not None and (self.running is None or isinstance(self.waiting, Entering))
 
-    def note_interrupt(self, computes: bool) -> bool:
-        """Note whether this rank computes after Ctrl-C; return whether another rank of the host does."""
-        return self.folder.note_interrupt(self.rank, computes)
-
     def end_interrupted(self) -> NoReturn:
         """End the job after Ctrl-C: the main program waits inside MPI, and cannot be interrupted."""
         what = interruption(self.place)

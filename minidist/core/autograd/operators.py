@@ -122,9 +122,6 @@ def div(a: Any, b: Any) -> Tensor:
     return record("div", data, (edge_a, edge_b))
 
 
-# --- one operand: its elements under another shape, some of them, and their sums ---
-
-
 def reshape(x: Tensor, *shape: Any) -> Tensor:
     """The elements in row-major order under another shape, given as a tuple or as numbers; one entry may be -1."""
     wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape

@@ -58,8 +58,6 @@ contribution_recorder: ContextVar[Callable[[Any, Any], None] | None] = ContextVa
 )
 
 
-# --- nodes and tensors ---
-
 # A vector-Jacobian product: the gradient of the output (or what `prepare` made of it) to the gradient of one input.
 # None stands for the identity.
 VectorJacobianProduct = Callable[..., Any]

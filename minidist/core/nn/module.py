@@ -48,8 +48,14 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._forward_pre_hooks:
-            args, kwargs = self._run_pre_hooks(args, kwargs)
+        # Each pre-hook sees what the one before has returned.
+        for hook, with_kwargs in self._forward_pre_hooks.values():
+            changed = hook(self, args, kwargs) if with_kwargs else hook(self, args)
+            if with_kwargs and changed is not None:
+                args, kwargs = changed
+            elif changed is not None:
+                hooks.refusals().refuse_changed(self, "forward pre-hook", hook, args, changed)
+                args = changed if isinstance(changed, tuple) else (changed,)
         output = self.forward(*args, **kwargs)
         if output.__class__ is not Tensor and xp.is_array(output) and output.dtype.kind == "f":
             hooks.refusals().refuse_output(self, args, output)
@@ -59,21 +65,6 @@ class Module:
                 hooks.refusals().refuse_changed(self, "forward hook", hook, output, changed)
                 output = changed
         return output
-
-    def _run_pre_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what `forward` gets: each pre-hook sees what the one before has returned."""
-        for hook, with_kwargs in self._forward_pre_hooks.values():
-            changed = hook(self, args, kwargs) if with_kwargs else hook(self, args)
-            if changed is None:
-                continue
-            if with_kwargs:
-                args, kwargs = changed
-            else:
-                hooks.refusals().refuse_changed(self, "forward pre-hook", hook, args, changed)
-                args = changed if isinstance(changed, tuple) else (changed,)
-        return args, kwargs
-
-    # --- hooks: how a strategy attaches itself to a module ---
 
     def register_forward_pre_hook(
         self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False
@@ -97,8 +88,6 @@ class Module:
         entry, others = {handle: (hook, with_kwargs)}, getattr(self, kind)
         setattr(self, kind, {**entry, **others} if prepend else {**others, **entry})
         return handle
-
-    # --- the tree ---
 
     def _members(self) -> Iterator[tuple[str, Any]]:
         """Yield (name, module or parameter) of the attributes, and of the entries of lists, tuples and dicts."""

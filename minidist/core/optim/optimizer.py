@@ -265,7 +265,12 @@ class Optimizer:
         # Settings and arrays of the whole run.
         data, grad = data.reshape(-1), grad.reshape(-1)
         state = self._make_state(run, data) if run.state is None else run.state
-        work = self._workspace(data)
+        # Temporaries of one block, made once for each dtype and used by every run.
+        dtype, size = computing(data.dtype), min(data.size, xp.block_length(data, BLOCK))
+        work = self._work.get(dtype)
+        if work is None or (work and work[0].size < size):
+            work = [track(xp.empty(size, dtype, data), "workspace") for _ in range(self.temporaries)]
+            self._work[dtype] = work
         lr = float(self.lr * self.lr_factor * run.group.lr_scale * lr_scale)  # a NumPy scalar would promote
         decay = self._decay_of(run)
         # What is updated: the parameter itself, or in half precision its float32 master.
@@ -299,15 +304,6 @@ class Optimizer:
         for name, value in self.initial_state_of(run.pieces[0][0]).items():
             run.state[name] = track(xp.full(data.size, value, dtype, data), "optimizer")
         return run.state
-
-    def _workspace(self, data: xp.Array) -> list[xp.Array]:
-        # Temporaries of one block, made once for each dtype and used by every run.
-        dtype = computing(data.dtype)
-        arrays, size = self._work.get(dtype), min(data.size, xp.block_length(data, BLOCK))
-        if arrays is None or (arrays and arrays[0].size < size):
-            arrays = [track(xp.empty(size, dtype, data), "workspace") for _ in range(self.temporaries)]
-            self._work[dtype] = arrays
-        return arrays
 
     def __getattr__(self, name: str) -> Any:
         # What the core does without: `state`, `counts`, `state_dict()`, `load_state_dict(saved)` and `refresh()`.

@@ -30,7 +30,6 @@ gradients), under purposes tensor_forward and tensor_backward.
 Sources: Liu et al., "Ring Attention", 2023; Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018,
 algorithm 3; the backward formulas are those of Dao et al., "FlashAttention", 2022, appendix B.2; the balance is that of
 Brandon et al., "Striped Attention", 2023, with the chunk pairs of Llama 3 (2024, 3.3.2).
-
 Proved by: tests/parallel/test_context.py, tests/parallel/test_all_gather_attention.py
 """
 

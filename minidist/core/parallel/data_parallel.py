@@ -194,8 +194,6 @@ class GradientReducer(BackwardObserver):
         elif not self.manually:
             self.flat.unsynchronized = True  # an optimizer refuses to step with it
 
-    # --- the three steps ---
-
     def ready(self, parameter: Parameter) -> None:
         """[1] Note that `parameter`'s gradient is complete on this rank; launch the buckets that this completes."""
         bucket = self.bucket_of.get(parameter)

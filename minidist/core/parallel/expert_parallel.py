@@ -10,7 +10,6 @@ slots are full or not (purpose `dispatch`): with capacity = k tokens / experts x
 D. The rank of an expert has seen the tokens of all ep ranks, so its gradient is summed over dp and cp only.
 
 Sources: Lepikhin et al., "GShard", 2020; Fedus et al., "Switch Transformers", 2021.
-
 Proved by: tests/parallel/test_expert.py
 """
 

@@ -157,8 +157,6 @@ class FSDPUnit:
         shard.detach()
         self.flat.release()
 
-    # --- the parameters ---
-
     def start_gather(self, root: Any) -> None:
         """Start to gather the latest values, unless they are here or on their way."""
         # It may be on its way already (prefetch), or still whole with the latest values (not resharded).
@@ -195,8 +193,6 @@ class FSDPUnit:
         """Release the unit, unless it stays whole until backward."""
         if not (recording and self.keep):
             self.release()
-
-    # --- the gradient ---
 
     def after_backward(self, root: Any) -> None:
         """Backward is done with the module: start to reduce the gradient, and release the unit."""

@@ -3,8 +3,7 @@
 directory.py          saving and loading a directory of global tensors
 held.py               what a rank holds of a job's tensors
 parameter_shards.py   which parts of the global tensors a rank's arrays are
-rank_state.py         state that belongs to a rank
-axis_state.py         what techniques keep of a data axis
+axis_state.py         what techniques keep of a data axis, and of a rank
 buffers.py            running statistics
 resume.py             a training job in a checkpoint and back
 saved_model.py        the model of a checkpoint
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
+    from minidist.job.checkpoint.axis_state import rank_state_shards, read_rank_state
     from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard, save, save_bytes
     from minidist.job.checkpoint.held import ReplicaId
-    from minidist.job.checkpoint.rank_state import rank_state_shards, read_rank_state
     from minidist.job.checkpoint.resume import (
         check_saving,
         resume_job,

@@ -20,31 +20,14 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
     """Return the whole model with its initial values; of a language model's `dataset` only the vocab_size counts."""
     dtype, options = named_dtype(DTYPES[config.precision]), model_options(config)
     if config.model == "gpt":
-        gpt = GPTConfig(
-            dataset.vocab_size,
-            config.context,
-            config.width,
-            config.layers,
-            config.heads,
-            n_experts=config.experts,
-            **options,
-        )
-        return GPT(gpt, dtype=dtype, seed=config.seed)
+        gpt = dataset.vocab_size, config.context, config.width, config.layers, config.heads
+        return GPT(GPTConfig(*gpt, n_experts=config.experts, **options), dtype=dtype, seed=config.seed)
 
     if config.model == "llama":
         from minidist.nn import Llama, LlamaConfig
 
-        llama = LlamaConfig(
-            dataset.vocab_size,
-            config.width,
-            llama_inner(config),
-            config.layers,
-            config.heads,
-            config.kv_heads,
-            config.context,
-            num_local_experts=config.experts,
-            **options,
-        )
+        sizes = dataset.vocab_size, config.width, llama_inner(config), config.layers, config.heads, config.kv_heads
+        llama = LlamaConfig(*sizes, config.context, num_local_experts=config.experts, **options)
         return Llama(llama, dtype=dtype, seed=config.seed)
 
     if config.is_own_model:
@@ -53,8 +36,8 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
     if config.model == "cnn":
         from minidist.nn import CNN
 
-        sizes = dataset.image, dataset.classes, config.width, config.layers
-        return CNN(*sizes, channels_last=dataset.channels_last, dtype=dtype, seed=config.seed, **options)
+        shape = dataset.image, dataset.classes, config.width, config.layers
+        return CNN(*shape, channels_last=dataset.channels_last, dtype=dtype, seed=config.seed, **options)
 
     # A classifier: `layers` hidden layers of `width` between the features and the classes.
     return MLP([dataset.features, *[config.width] * config.layers, dataset.classes], dtype=dtype, seed=config.seed)

@@ -25,7 +25,7 @@ from minidist.core.comm import Comm
 from minidist.core.parallel.dims import ParallelDims
 from minidist.data.batch_plan import StepBatch
 from minidist.job.config.train_config import TrainConfig, resolve_dims
-from minidist.job.equality.difference_patterns import not_finite
+from minidist.job.equality.difference_patterns import not_finite, not_finite_on_both
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.equality.rounding import MARGIN, TOLERANCES, distance_of, group_of, is_rounded
 from minidist.job.equality.snapshot import KINDS, Snapshot, snapshot
@@ -85,10 +85,7 @@ class Comparison:
                 " are nothing but rounding are not judged"
             )
         if self.not_finite:
-            after += (
-                f"; {self.not_finite} tensors are not finite at the same places on both sides, first"
-                f" {self.first_not_finite}"
-            )
+            after += f"; {not_finite_on_both(self.not_finite, self.first_not_finite)}"
         if self.equal:
             return (
                 f"equal: {self.ranks} ranks and {self.twin} agree {bound} ({self.tier} tier) in {self.tensors} tensors"

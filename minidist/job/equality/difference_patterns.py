@@ -71,6 +71,11 @@ def not_finite(theirs: np.ndarray, ours: np.ndarray) -> str:
     return f"{where}; {int(wrong.sum())} of {theirs.size} elements are not finite"
 
 
+def not_finite_on_both(count: int, first: str) -> str:
+    """Return the clause about tensors that are not finite on both sides, which is no difference. first: of them."""
+    return f"{count} tensors are not finite at the same places on both sides, first {first}"
+
+
 def explain(theirs: np.ndarray, ours: np.ndarray, context: Context) -> list[str]:
     """Return what describes the difference: every pattern that holds, or one sentence with the distance."""
     if not (np.isfinite(theirs).all() and np.isfinite(ours).all()):

@@ -27,7 +27,7 @@ from minidist.comm.has_run import has_run
 from minidist.core.autograd import Tensor
 from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm
-from minidist.job.equality.difference_patterns import NO_PATTERN, Context, distance, explain
+from minidist.job.equality.difference_patterns import NO_PATTERN, Context, distance, explain, not_finite_on_both
 
 WHAT_TO_RETURN = (
     "return arrays, numbers or texts, or lists or dicts of them, such as {'loss': loss, 'weights': {name: p.data.copy()"
@@ -74,28 +74,18 @@ class ReturnedComparison:
         how = "bit for bit" if self.tolerance == 0 else f"within {self.tolerance:g} of a tensor's largest entry"
         ranks = f"{self.ranks} ranks" if self.ranks > 1 else "one rank"
         largest = f"\nlargest difference {self.max_difference:.3g} of a tensor's largest entry"
+        largest = largest if self.max_difference else ""
+        # What both sides do wrong is no difference.
+        both = f"\n{not_finite_on_both(self.not_finite, self.first_not_finite)}" if self.not_finite else ""
         if self.equal:
-            return (
-                f"equal: {ranks} and one device return the same {how}, in {self.tensors} tensors"
-                f"{largest if self.max_difference else ''}{self._not_finite_on_both()}"
-            )
+            return f"equal: {ranks} and one device return the same {how}, in {self.tensors} tensors{largest}{both}"
 
         # A small difference may be rounding, which another order of additions explains.
         hint = ""
         if self.tolerance == 0 and 0 < self.max_difference < 1e-2:
             hint = "; if that is rounding (ranks add in another order), allow it: --tolerance 1e-3"
-        largest = largest if self.max_difference else ""
         patterns = "".join(f"\n{pattern}" for pattern in self.patterns)
-        return f"NOT equal {how}: {self.first_difference}{patterns}{largest}{hint}{self._not_finite_on_both()}"
-
-    def _not_finite_on_both(self) -> str:
-        """Return the line about values that are not finite on both sides: what both sides do wrong is no difference."""
-        if not self.not_finite:
-            return ""
-        return (
-            f"\n{self.not_finite} tensors are not finite at the same places on both sides, first"
-            f" {self.first_not_finite}"
-        )
+        return f"NOT equal {how}: {self.first_difference}{patterns}{largest}{hint}{both}"
 
 
 def compare_returned(

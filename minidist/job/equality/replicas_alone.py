@@ -9,13 +9,13 @@ tests/techniques/test_sharded_replicas.py
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from minidist.core.base import arrays as xp
 from minidist.core.train.task import ordered_sum
 from minidist.job.config.train_config import Batches, TrainConfig
-from minidist.job.equality.gradient_order import order_of
+from minidist.job.equality.gradient_order import fold, order_of
 from minidist.job.equality.one_device import OneDevice, evaluate_devices
 from minidist.job.equality.snapshot import Snapshot, snapshot
 from minidist.job.train.job import build
@@ -82,8 +82,5 @@ def _mean(arrays: Sequence[np.ndarray], shares: Sequence[float] | None) -> np.nd
     """Return the mean, added in rank order as the ranks' all-reduce adds."""
     kind = arrays[0].dtype.type
     parts = arrays if shares is None else [array * kind(share) for array, share in zip(arrays, shares, strict=True)]
-    total = xp.array(parts[0])
-    for part in parts[1:]:
-        total = total + part
-    mean: np.ndarray = total / kind(len(parts)) if shares is None else total
-    return mean
+    total: Any = fold(parts)
+    return total / kind(len(parts)) if shares is None else total  # type: ignore[no-any-return]

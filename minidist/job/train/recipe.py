@@ -37,17 +37,8 @@ def parallelize(job: Job, comm: Comm) -> MeshStrategy:
 
 def layout_of(job: Job) -> ParallelLayout:
     """Return how the job's settings lay it out."""
-    config = job.config
-    return ParallelLayout(
-        **asdict(job.batches.dims),
-        zero=config.zero,
-        reduction=config.reduction,
-        schedule=config.schedule,
-        chunks=config.chunks,
-        attention=config.attention,
-        ulysses=config.ulysses,
-        sequence_parallel=config.sequence_parallel,
-    )
+    names = ("zero", "reduction", "schedule", "chunks", "attention", "ulysses", "sequence_parallel")
+    return ParallelLayout(**asdict(job.batches.dims), **{name: getattr(job.config, name) for name in names})
 
 
 def parts_of(job: Job) -> core.Parts:

@@ -30,7 +30,7 @@ from minidist.planning.architecture import Architecture, from_sizes
 from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.gpus import PRECISIONS, machine_of
 from minidist.planning.cluster.layout import ATTENTION, FRAMEWORKS, KERNELS, RECOMPUTE, ClusterLayout, Job, check_layout
-from minidist.planning.cluster.search import Plan, plan_layout
+from minidist.planning.cluster.search import Plan
 from minidist.planning.huggingface_config import read_model
 
 MEASURED = ("step_seconds", "tokens_per_second", "peak_bytes", "fits")
@@ -178,7 +178,7 @@ def plans(row: Mapping[str, Any], where: str) -> list[Plan]:
             framework=row.get("framework", "any"),
         )
         check_layout(layout, job)
-        found.append(plan_layout(layout, job, machine))
+        found.append(Plan(layout, job, machine))
     return found
 
 

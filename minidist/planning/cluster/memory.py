@@ -26,7 +26,7 @@ from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.host import divided
 from minidist.planning.cluster.layout import ClusterLayout, Job, busiest, stage_layers
 from minidist.planning.cluster.shared import shared
-from minidist.planning.parts import Parameters
+from minidist.planning.parts import Part, together
 
 EAGER_LOGIT_BYTES = 12.0  # of each logit, at the moment when PyTorch's cross-entropy computes its gradient
 WHOLE_LOGIT_BYTES = 16.0  # of each logit that is gathered: these, and in 2 bytes the logit and its gradient
@@ -62,24 +62,20 @@ class RankMemory:
         tuple(layers),
     ),
 )
-def rank_parameters(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> Parameters:
+def rank_parameters(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> Part:
     """Return the parameters of one rank of a pipeline stage, before ZeRO divides them.
 
     The embedding lies on the first stage and the output projection on the last; tied ones on two stages are two copies.
     """
-    model, t = job.model, layout.tp
-    split = replicated = expert = 0
-    for layer, count in model.of_a_kind(layers):
-        block = model.block_at(layer)
-        split, replicated = split + count * block.split, replicated + count * block.replicated
-        expert += count * block.expert
+    model = job.model
+    parts = [model.block_at(layer).times(count) for layer, count in model.of_a_kind(layers)]
     if rank == 0:
-        split, replicated = split + model.embedding.split, replicated + model.embedding.replicated
+        parts.append(model.embedding)
     if rank == layout.pp - 1:
         copied = model.is_tied and layout.pp > 1
-        split += model.vocabulary * model.width if copied else model.head.split
-        replicated += model.head.replicated
-    return Parameters(-(-split // t), replicated, -(-expert // (layout.expert_tp * layout.ep)))
+        parts.append(model.head._replace(split=model.vocabulary * model.width) if copied else model.head)
+    held = together(*parts)
+    return Part(-(-held.split // layout.tp), held.replicated, -(-held.expert // (layout.expert_tp * layout.ep)))
 
 
 def divided_states(count: int, copies: int, zero: int, per_parameter: tuple[int, int, int]) -> dict[str, int]:
@@ -97,13 +93,6 @@ def divided_states(count: int, copies: int, zero: int, per_parameter: tuple[int,
     }
 
 
-@shared(
-    lambda layout, job, rank, layers: (job,),
-    lambda layout, job, rank, layers: (
-        *(layout.tp, layout.pp, layout.ep, layout.expert_tp, layout.sharding_ranks, layout.zero),
-        *(rank == 0, rank == layout.pp - 1, tuple(layers)),
-    ),
-)
 def states(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> dict[str, int]:
     """Return the bytes of parameters, gradients and optimizer states of one rank of a stage."""
     own = rank_parameters(layout, job, rank, layers)
@@ -115,14 +104,6 @@ def states(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> dic
     return {kind: nbytes + experts[kind] for kind, nbytes in shared_by_all.items()}
 
 
-@shared(
-    lambda layout, job, layer, recompute=None: (job,),
-    lambda layout, job, layer, recompute=None: (
-        *(layout.tp, layout.cp, layout.ep, layout.expert_tp, layout.sequence_parallel, layout.micro_batch),
-        recompute or layout.recompute,
-        job.model.kind(layer),
-    ),
-)
 def block_activations(layout: ClusterLayout, job: Job, layer: int, recompute: str | None = None) -> int:
     """Return the bytes that one block keeps of one micro-batch, in 2-byte values and 1-byte masks.
 
@@ -221,7 +202,7 @@ def eager_bytes(layout: ClusterLayout, job: Job, layer: int) -> int:
     return norms + round(2 * tokens * inner) // layout.tp
 
 
-def _eager_of_rank(layout: ClusterLayout, job: Job, rank: int, layers: list[int], host: str = "activations") -> int:
+def _eager_of_rank(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> int:
     """Return what eager kernels of a rank hold at the fullest moment in addition to fused ones.
 
     What blocks keep (`eager_bytes`), and the loss: of each logit a fused cross-entropy has `logit_bytes`, and PyTorch's
@@ -231,8 +212,9 @@ def _eager_of_rank(layout: ClusterLayout, job: Job, rank: int, layers: list[int]
     model, tokens = job.model, layout.micro_batch * job.length // layout.cp
     blocks = _of_a_kind(job, layers)
     largest, _ = blocks[-1]
-    if layout.recompute != "none" or host == "activations":
-        kept = eager_bytes(layout, job, largest)  # what is recomputed exists for one block at a time
+    if layout.recompute != "none" or layout.host == "activations":
+        # What is recomputed, or waits on the host, exists for one block at a time.
+        kept = eager_bytes(layout, job, largest)
     else:
         kept = int(sum(count * eager_bytes(layout, job, layer) for layer, count in blocks) * in_flight(layout, rank))
     if rank < layout.pp - 1:
@@ -256,21 +238,8 @@ def _of_a_kind(job: Job, layers: list[int]) -> list[tuple[int, int]]:
     return job.model.of_a_kind(layers)
 
 
-def kept_on_gpu(layout: ClusterLayout, job: Job, rank: int, layers: list[int], whole: RankMemory) -> RankMemory:
-    """Return the GPU memory of one rank at the fullest moment of a step, without what the layout keeps on the host.
-
-    whole: `whole_memory`'s.
-    """
-    if layout.host == "none":
-        return whole
-    largest, _ = _of_a_kind(job, layers)[-1]
-    # Eager kernels keep less where activations leave, because those of one block at a time are there.
-    eager = _eager_of_rank(layout, job, rank, layers) if layout.host == "activations" else whole.eager
-    return RankMemory(*divided(layout, whole.by_kind, 2 * block_activations(layout, job, largest)), eager)
-
-
-def whole_memory(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> RankMemory:
-    """Return the memory of one rank as if nothing were on the host."""
+def rank_memory(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> RankMemory:
+    """Return the memory of one rank at the fullest moment of a step, on the GPU and on the host."""
     model, t = job.model, layout.tp
     tokens = layout.micro_batch * job.length // layout.cp
     outer = t if layout.sequence_parallel else 1
@@ -310,12 +279,11 @@ def whole_memory(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) 
         kinds["prefetch"] = 2 * min(job.prefetch, len(layers) - 1) * block.total
         kinds["reducing"] = 4 * block.total
     kinds["constant"] = int(CALIBRATION.constant_bytes)
-    return RankMemory(kinds, eager=_eager_of_rank(layout, job, rank, layers, "none"))
+    on_gpu, on_host = divided(layout, kinds, 2 * block_activations(layout, job, largest))
+    return RankMemory(on_gpu, on_host, _eager_of_rank(layout, job, rank, layers))
 
 
 def memory_by_rank(layout: ClusterLayout, job: Job) -> list[RankMemory]:
     """Return the memory of one rank of each pipeline stage."""
-    return [
-        kept_on_gpu(layout, job, rank, layers, whole_memory(layout, job, rank, layers))
-        for rank, layers in enumerate(stage_layers(layout, job.model.layers))
-    ]
+    stages = stage_layers(layout, job.model.layers)
+    return [rank_memory(layout, job, rank, layers) for rank, layers in enumerate(stages)]

@@ -15,6 +15,7 @@ Proved by: tests/planning/test_ready_commands.py
 
 import shlex
 from dataclasses import replace
+from typing import Any
 
 from minidist.planning.cluster.layout import ClusterLayout, Job
 
@@ -84,7 +85,7 @@ def compare_command(layout: ClusterLayout, job: Job) -> str:
 
 def differences(layout: ClusterLayout, job: Job) -> list[str]:
     """Return the differences between the dry run and the plan: first the model, then how its blocks compute."""
-    model, parts = job.model, []
+    model, parts = job.model, list[str]()
     inner = model.expert_inner or model.inner
     for ours, theirs, what in (
         (inner if model.gated else 4 * model.width, inner, "an inner size"),
@@ -95,17 +96,21 @@ def differences(layout: ClusterLayout, job: Job) -> list[str]:
     ):
         if ours != theirs:
             parts.append(f"{what} {ours:,} instead of {theirs:,}")
-    if model.latent:
-        parts.append("attention without latent projections")
-    if model.experts and layout.expert_tp != layout.tp:
-        parts.append(f"experts divided among all {layout.tp} tensor-parallel ranks instead of {layout.expert_tp}")
-    if model.is_tied == model.gated:
-        parts.append("an untied output projection" if model.gated else "an output projection that is the embedding")
-    if job.precision not in ("fp16", "bf16"):
-        parts.append(f"bf16 instead of {job.precision}")
-    if model.gated and job.has_dropout:
-        parts.append("no masks of dropout")
-    return parts + _memory_differences(layout, job)
+    projection = "an untied output projection" if model.gated else "an output projection that is the embedding"
+    divided = f"experts divided among all {layout.tp} tensor-parallel ranks instead of {layout.expert_tp}"
+    parts += _that_hold(
+        (model.latent, "attention without latent projections"),
+        (model.experts and layout.expert_tp != layout.tp, divided),
+        (model.is_tied == model.gated, projection),
+        (job.precision not in ("fp16", "bf16"), f"bf16 instead of {job.precision}"),
+        (model.gated and job.has_dropout, "no masks of dropout"),
+    )
+    return parts + _score_differences(layout, job) + _other_differences(layout, job)
+
+
+def _that_hold(*differences: tuple[Any, str]) -> list[str]:
+    """Return the differences whose condition is true."""
+    return [difference for holds, difference in differences if holds]
 
 
 def _score_differences(layout: ClusterLayout, job: Job) -> list[str]:
@@ -128,40 +133,30 @@ def _score_differences(layout: ClusterLayout, job: Job) -> list[str]:
     return parts
 
 
-def _block_differences(layout: ClusterLayout, job: Job) -> list[str]:
-    """Return what the blocks of minidist keep of their other operations, where it is not what memory.py counts."""
-    model, parts = job.model, []
-    if layout.recompute == "selective" and job.fused_attention:
-        parts.append("outputs of norms and activation functions kept instead of recomputed")
-    if layout.recompute != "full":
-        parts.append("4 bytes kept per token and norm")
-    if model.gated and layout.recompute != "full":
-        parts.append("four values of the MLP's inner size kept instead of three")
-        parts.append("cosines and sines of the positions kept by each block")
-    if model.gated and (model.kv_heads or model.heads) < model.heads and _recompute(layout, job) == "none":
-        parts.append("keys and values kept once per query head")
-    if model.experts and layout.recompute != "full":
-        parts.append("outputs of experts kept, and 2 bytes per token and expert of the router instead of 4")
-    if model.experts and layout.tp > 1 and layout.recompute != "full":
-        parts.append("inputs and outputs of experts kept at full width on every tensor-parallel rank")
-    return parts
-
-
-def _memory_differences(layout: ClusterLayout, job: Job) -> list[str]:
-    """Return which assumptions of memory.py the blocks of minidist do not meet in a layout."""
-    parts = _score_differences(layout, job) + _block_differences(layout, job)
-
-    # The states.
-    parts.append(
-        "18 bytes per parameter instead of 16, divided by ZeRO 3"
-        if layout.zero == 3
-        else "gradients of 2 bytes instead of 4"
+def _other_differences(layout: ClusterLayout, job: Job) -> list[str]:
+    """Return where what blocks keep of their other operations, the states and the time are not what the plan counts."""
+    model, kept = job.model, layout.recompute != "full"
+    grouped = model.gated and (model.kv_heads or model.heads) < model.heads
+    experts = kept and model.experts
+    reduced = "each micro-batch's gradients reduced at the links' speed, where the plan hides most of it"
+    return _that_hold(
+        (
+            layout.recompute == "selective" and job.fused_attention,
+            "outputs of norms and activation functions kept instead of recomputed",
+        ),
+        (kept, "4 bytes kept per token and norm"),
+        (kept and model.gated, "four values of the MLP's inner size kept instead of three"),
+        (kept and model.gated, "cosines and sines of the positions kept by each block"),
+        (grouped and _recompute(layout, job) == "none", "keys and values kept once per query head"),
+        (experts, "outputs of experts kept, and 2 bytes per token and expert of the router instead of 4"),
+        (experts and layout.tp > 1, "inputs and outputs of experts kept at full width on every tensor-parallel rank"),
+        # The states.
+        (layout.zero == 3, "18 bytes per parameter instead of 16, divided by ZeRO 3"),
+        (layout.zero != 3, "gradients of 2 bytes instead of 4"),
+        (layout.zero == 2 and layout.microbatches > 1, reduced),
+        (layout.host != "none", "a host with other speeds"),
+        (True, "a clock at peak hardware speeds, without the time of kernel launches"),
     )
-    if layout.zero == 2 and layout.microbatches > 1:
-        parts.append("each micro-batch's gradients reduced at the links' speed, where the plan hides most of it")
-    if layout.host != "none":
-        parts.append("a host with other speeds")
-    return [*parts, "a clock at peak hardware speeds, without the time of kernel launches"]
 
 
 def no_command(layout: ClusterLayout, job: Job) -> str | None:

@@ -8,7 +8,7 @@ Proved by: tests/planning/test_cluster.py
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice, product
 from operator import itemgetter
@@ -21,7 +21,7 @@ from minidist.planning.cluster.fit import Fit, gigabytes
 from minidist.planning.cluster.gpus import MACHINES, Machine
 from minidist.planning.cluster.host import CHOICES
 from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, refusal, stage_layers
-from minidist.planning.cluster.memory import RankMemory, kept_on_gpu, memory_by_rank, whole_memory
+from minidist.planning.cluster.memory import RankMemory, memory_by_rank, rank_memory
 from minidist.planning.cluster.shared import shared
 from minidist.planning.cluster.step_time import StepModel, StepTime
 
@@ -38,19 +38,11 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout of a job on a machine. Memory and time are computed when they are read.
-
-    whole: the memory of the pipeline ranks that decide as if nothing were on the host; None computes it.
-    """
+    """A possible layout of a job on a machine. Memory and time are computed when they are read."""
 
     layout: ClusterLayout
     job: Job
     machine: Machine
-    whole: dict[int, RankMemory] | None = field(default=None, repr=False, compare=False)
-
-    def on_host(self, host: str) -> "Plan":
-        """Return the plan of the same layout with another part in host memory."""
-        return Plan(replace(self.layout, host=host), self.job, self.machine, self._whole)
 
     @cached_property
     def memory(self) -> list[RankMemory]:
@@ -80,15 +72,7 @@ class Plan:
     def _deciding(self) -> list[tuple[int, RankMemory]]:
         layout, job = self.layout, self.job
         stages = stage_layers(layout, job.model.layers)
-        return [(rank, kept_on_gpu(layout, job, rank, stages[rank], whole)) for rank, whole in self._whole.items()]
-
-    @cached_property
-    def _whole(self) -> dict[int, RankMemory]:
-        if self.whole is not None:
-            return self.whole
-        stages = stage_layers(self.layout, self.job.model.layers)
-        ranks = _deciding_ranks(self.layout, self.job)
-        return {rank: whole_memory(self.layout, self.job, rank, stages[rank]) for rank in ranks}
+        return [(rank, rank_memory(layout, job, rank, stages[rank])) for rank in _deciding_ranks(layout, job)]
 
     @cached_property
     def host(self) -> tuple[int, int]:
@@ -232,11 +216,6 @@ def _deciding_ranks(layout: ClusterLayout, job: Job) -> list[int]:
     return sorted({*first.values(), layout.pp - 1})
 
 
-def plan_layout(layout: ClusterLayout, job: Job, machine: Machine) -> Plan:
-    """Return the plan of one layout, which must be possible."""
-    return Plan(layout, job, machine)
-
-
 def candidates(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator[ClusterLayout]:
     """Yield the layouts that are tried: every combination of what is not fixed."""
     model, gpus = job.model, job.gpus
@@ -299,7 +278,11 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Search:
     if not found.plans and "host" not in fixed and len(found.too_large) > 1:
         # Where no GPU has enough memory, the host may have it. The only layout that is possible stays what it is.
         # Parameters there need ZeRO 3, and the other parts any of the layouts that were tried.
-        others = [plan.on_host(host) for host in ("optimizer", "activations") for plan in found.too_large]
+        others = [
+            Plan(replace(plan.layout, host=host), job, machine)
+            for host in ("optimizer", "activations")
+            for plan in found.too_large
+        ]
         with_zero_3 = _tried(job, machine, {**fixed, "host": "parameters"})
         found.plans.extend([plan for plan in others if plan.fits] + with_zero_3.plans)
         if not found.plans:
@@ -308,7 +291,8 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Search:
     # Without a possible layout the search is an error, with the reason of the first one.
     if not found.plans and not found.too_large:
         if not found.impossible:
-            raise UsageError(f"no layout of {job.gpus:,} GPUs has {_described(fixed)}; change one of them")
+            given = ", ".join(f"{axis} {value}" for axis, value in fixed.items()) or "these settings"
+            raise UsageError(f"no layout of {job.gpus:,} GPUs has {given}; change one of them")
         raise UsageError(f"{found.impossible[0][1]}; change one of them")
 
     # What surely fits comes first. Predictions differ from measurements by more than a percent, so of nearly equal
@@ -326,13 +310,9 @@ def _tried(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Search:
         if reason:
             found.impossible.append((layout, reason))
             continue
-        plan = plan_layout(layout, job, machine)
+        plan = Plan(layout, job, machine)
         (found.plans if plan.fits else found.too_large).append(plan)
     return found
-
-
-def _described(fixed: Mapping[str, Any]) -> str:
-    return ", ".join(f"{axis} {value}" for axis, value in fixed.items()) or "these settings"
 
 
 def fits_somehow(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> bool:
@@ -352,7 +332,7 @@ def remedies(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> list[str]:
     for axis in fixed:
         rest = {name: value for name, value in fixed.items() if name != axis}
         if fits_somehow(job, machine, rest if axis == "host" else {"host": "none", **rest}):
-            found.append(f"{flag_of(axis)} left out")
+            found.append(f"--{'offload' if axis == 'host' else axis.replace('_', '-')} left out")
     # The host's memory, where it was not searched.
     if "host" not in fixed:
         hosts = (host for host in CHOICES[1:] if fits_somehow(job, machine, {**fixed, "host": host}))
@@ -364,11 +344,6 @@ def remedies(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> list[str]:
         found += [f"--ranks {gpus}" for gpus in islice(more, 1)]
     enough = (other for other in larger_gpus(job, machine) if fits_somehow(job, other, fixed))
     return found + [f"--gpu {other.name}" for other in islice(enough, 1)]
-
-
-def flag_of(field: str) -> str:
-    """Return the flag of `minidist plan` that fixes a field of a layout."""
-    return "--offload" if field == "host" else "--" + field.replace("_", "-")
 
 
 def larger_gpus(job: Job, machine: Machine) -> list[Machine]:

@@ -235,14 +235,6 @@ class StepModel:
 
     # a step -----------------------------------------------------------------------------------------------------------
 
-    @shared(
-        lambda self, rank, layers: (self.job, self.machine, self.calibration),
-        lambda self, rank, layers: (
-            *(self.layout.dp, self.layout.tp, self.layout.pp, self.layout.cp, self.layout.ep, self.layout.vp),
-            *(self.layout.expert_tp, self.layout.sequence_parallel, self.layout.micro_batch, self.layout.recompute),
-            *(rank == self.layout.pp - 1, tuple(layers)),
-        ),
-    )
     def stage_pass(self, rank: int, layers: list[int]) -> Pass:
         """Return the seconds of all layers of a pipeline rank for one micro-batch, with embedding and projection."""
         e, model = self.layout, self.job.model
@@ -267,19 +259,14 @@ class StepModel:
             messages["pp"] = 2 * e.vp * (nbytes / (bandwidth * share) + self.calibration.handoff_seconds)
         return Pass(forward, backward, messages)
 
-    def _counts(self, layers: list[int]) -> tuple[int, ...]:
-        """Return how many layers of each kind there are."""
-        kinds = [self.job.model.kind(layer) for layer in layers]
-        return tuple(kinds.count(kind) for kind in range(len(self.job.model.kinds)))
-
-    @shared(lambda self: (self.job,), lambda self: (self.layout.pp, self.layout.vp))
     def _kinds_of_ranks(self) -> dict[int, int]:
         """Return one pipeline rank of each kind, and how many ranks are of this kind.
 
         Ranks are of one kind when they have equally many layers of each kind; the last rank has the projection, too.
         """
         stages = stage_layers(self.layout, self.job.model.layers)
-        kinds = [(rank == self.layout.pp - 1, self._counts(layers)) for rank, layers in enumerate(stages)]
+        kind_of = self.job.model.kind
+        kinds = [(rank == self.layout.pp - 1, *sorted(map(kind_of, layers))) for rank, layers in enumerate(stages)]
         return {kinds.index(kind): count for kind, count in Counter(kinds).items()}
 
     def gradients_seconds(self, layers: list[int], rank: int, compute: float) -> float:
@@ -325,7 +312,7 @@ class StepModel:
         data = self.gradients_seconds(stages[slowest], slowest, compute)
         if data:
             exposed["dp"] = data
-        shard = sum(own) / (e.sharding_ranks if e.zero else 1)
+        shard = own.total / (e.sharding_ranks if e.zero else 1)
         update = c.update_passes * 28 * shard / (self.machine.memory_bandwidth * c.memory_efficiency)
         waiting = 0.0
         if e.host != "none":

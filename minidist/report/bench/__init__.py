@@ -6,5 +6,5 @@ step.py           a training step next to PyTorch's      products.py       its m
 collectives.py    collectives next to MPI's and gloo's   virtual_collectives.py    the same on the virtual clock
 network.py        the virtual clock next to slow links   staleness.py    a parameter server with slow workers
 parallel.py, tensor_parallel.py, pipeline.py    data-parallel, tensor-parallel and pipeline steps next to PyTorch's
-hybrid.py         what is neither arithmetic nor messages    memory.py    what the memory account costs
+hybrid.py         what is neither arithmetic nor messages
 """

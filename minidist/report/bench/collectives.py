@@ -11,7 +11,6 @@ Proved by: tests/bench/test_collectives.py
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -72,7 +71,7 @@ def bench_collectives(
             f"bench collectives --sizes {','.join(map(str, sizes))}; bytes of float32 arrays are multiples of 4, at"
             " least 4"
         )
-    result = run_ranks("minidist.report.bench.collectives", ranks, rounds, ",".join(map(str, sizes)), *own)
+    result = run_ranks(main, ranks, rounds, list(sizes), list(own))
     result["rows"] += simulated_rows()
     return result
 
@@ -277,7 +276,3 @@ def main(rounds: int, sizes: list[int], own: Sequence[str] = ()) -> None:
             measured_times(world.comm, world, "all_reduce", anew=True)
         library = world.MPI.Get_library_version().splitlines()[0].strip("\0 ")
         report(world, {**environment(with_torch), "mpi": library}, result)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), [int(size) for size in sys.argv[2].split(",")], sys.argv[3:])

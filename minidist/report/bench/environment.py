@@ -42,12 +42,13 @@ def environment(with_torch: bool) -> dict[str, Any]:
         {key: pool.get(key) for key in ("internal_api", "version", "architecture", "num_threads")}
         for pool in threadpoolctl.threadpool_info()
     ]
+    built_with = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "numpy_blas": _numpy_blas(),
+        "numpy_blas": f"{built_with.get('name', 'unknown')} {built_with.get('version', '')}".strip(),
         "OPENBLAS_CORETYPE": os.environ.get("OPENBLAS_CORETYPE"),
         "MINIDIST_BLAS": os.environ.get("MINIDIST_BLAS"),
         "threadpools": pools,
@@ -65,12 +66,6 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     name = found.get("model name") or platform.processor() or platform.machine()
     flags = found.get("flags", "").split()
     return name + next((f", {text}" for flag, text in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), "")
-
-
-def _numpy_blas() -> str:
-    """Return the name and the version of the BLAS that NumPy was built with."""
-    built = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
-    return f"{built.get('name', 'unknown')} {built.get('version', '')}".strip()
 
 
 class Others:

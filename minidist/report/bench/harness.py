@@ -11,6 +11,7 @@ A fast wrong step is worth nothing, so `warm_up` compares the losses of all side
 Proved by: tests/bench/test_harness.py, tests/bench/test_step.py, tests/bench/test_collectives.py
 """
 
+import importlib
 import json
 import statistics
 import sys
@@ -27,9 +28,11 @@ from minidist.base.read_file import parse_json
 from minidist.comm.launched import launched_rank
 from minidist.comm.launcher import run_under_mpiexec
 from minidist.comm.mpi.world import MPIWorld
+from minidist.report.bench.environment import environment, has_torch
 
 Step = Callable[[], float]  # one training step; returns the loss
 Times = dict[str, list[float]]  # seconds of each side in each round
+STEPS = 2  # of training, per round and side, where the sides run on ranks
 
 
 def interleave(sides: Sequence[str], rounds: int, seconds: Callable[[str], float]) -> Times:
@@ -80,6 +83,21 @@ def ratio_and_goal(row: Mapping[str, Any]) -> str:
     return f"{text} (goal {goal:.2f}{verdict})"
 
 
+def training_step(held: Sequence[Any], loss_of: Callable[[], Any], *optimizers: Any) -> Step:
+    """Return a step of ours or of PyTorch's: no gradients in `held`, a loss, its backward pass, and the updates."""
+
+    def step() -> float:
+        for parameters in held:
+            parameters.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return float(loss.item())  # waits for the device
+
+    return step
+
+
 def warm_up(
     sides: Mapping[str, Step], where: str, compared: Sequence[str] | None = None, tolerance: float = 2e-4
 ) -> list[tuple[float, ...]]:
@@ -111,13 +129,24 @@ def known_cases(names: Sequence[str], cases: Mapping[str, Any], bench: str) -> N
             raise UsageError(f"{bench}: no case {quoted(name)}{nearest(name, cases)}; one of {', '.join(cases)}")
 
 
+def check_opponent(against: str | None) -> None:
+    """Raise UsageError for a side of a step that is neither "torch" nor None, which measures minidist alone."""
+    if against not in ("torch", None):
+        raise UsageError(f"bench step --against {quoted(against)}{nearest(str(against), ['torch'])}; it can be torch")
+
+
 # --- ranks under mpiexec ----------------------------------------------------------------------------------------------
 
 
-def run_ranks(module: str, ranks: int, *arguments: object) -> dict[str, Any]:
-    """Run `python -m module arguments` on ranks of an mpiexec; returns the JSON object that rank 0 prints."""
-    answer = run_under_mpiexec(ranks, ["-m", module, *map(str, arguments)])
+def run_ranks(main: Callable[..., None], ranks: int, *arguments: Any) -> dict[str, Any]:
+    """Call main(*arguments) on ranks of an mpiexec; returns the JSON object that rank 0 prints."""
+    answer = run_under_mpiexec(ranks, call_of(main, *arguments))
     return parse_json(answer.stdout, any_float=True)  # type: ignore[no-any-return]
+
+
+def call_of(main: Callable[..., None], *arguments: Any) -> list[str]:
+    """Return the words after `python` that call a function of a module; the arguments are written as JSON."""
+    return ["-m", "minidist.report.bench.harness", main.__module__, main.__name__, json.dumps(arguments)]
 
 
 @contextmanager
@@ -159,6 +188,26 @@ def report(world: MPIWorld, environment: dict[str, Any], rows: list[dict[str, An
         print(json.dumps({"environment": environment, "rows": rows}))
 
 
+def report_with_torch(
+    compare: Callable[[MPIWorld, bool], list[dict[str, Any]]], is_wanted: bool, kind: type[MPIWorld] = MPIWorld
+) -> None:
+    """Run one rank of a benchmark and print its rows. is_wanted: PyTorch, which is there if it is installed.
+
+    compare(world, with_torch): returns the rows.
+    """
+    with_torch = is_wanted and has_torch()
+    with mpi_world(kind, with_torch=with_torch) as world:
+        report(world, environment(with_torch), compare(world, with_torch))
+
+
+def time_on_ranks(
+    world: MPIWorld, sides: Mapping[str, Step], rounds: int, compared: Sequence[str] | None = None, **bound: float
+) -> Times:
+    """Return the seconds of STEPS steps of each side in each round, once `warm_up` has compared the losses."""
+    warm_up(sides, f"rank {world.rank}", compared, **bound)
+    return interleave_ranks(world, sides, rounds, STEPS)
+
+
 def interleave_ranks(
     world: MPIWorld, sides: Mapping[str, Callable[[], object]], rounds: int, calls: Mapping[str, int] | int
 ) -> Times:
@@ -179,3 +228,7 @@ def interleave_ranks(
 def slowest(world: MPIWorld, seconds: float) -> float:
     """Return the largest number of all ranks."""
     return world.base.allreduce(seconds, op=world.MPI.MAX)  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(*json.loads(sys.argv[3]))

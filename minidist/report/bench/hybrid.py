@@ -9,16 +9,13 @@ overhead. It is compared with the whole step, and with the step without its mess
 Proved by: tests/bench/test_hybrid.py
 """
 
-import json
-import sys
 import time
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
 
-from minidist.base.read_file import parse_json
 from minidist.comm.mpi.direct import DirectCall, DirectComm
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.base.errors import UsageError
@@ -28,8 +25,7 @@ from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import build
 from minidist.job.train.recipe import parallelize
 from minidist.job.train.update import finish_step
-from minidist.report.bench.environment import environment
-from minidist.report.bench.harness import mpi_world, report, run_ranks
+from minidist.report.bench.harness import report_with_torch, run_ranks
 
 TARGET = 0.10
 LARGE = {"layers": 4, "width": 256, "heads": 8, "context": 128}
@@ -99,7 +95,7 @@ def bench_hybrid(rounds: int = 8, dp: int = 2, tp: int = 2, pp: int = 2) -> dict
     for sizes in (LARGE, SMALL):
         config = TrainConfig.make(**layout, **sizes, data="markov")
         check_rules(config, resolve_batches(config, dp * tp * pp))
-    return run_ranks("minidist.report.bench.hybrid", dp * tp * pp, json.dumps(layout), rounds)
+    return run_ranks(main, dp * tp * pp, layout, rounds)
 
 
 def make_step(comm: Comm, layout: dict[str, int], sizes: dict[str, int]) -> Callable[[int], None]:
@@ -119,26 +115,30 @@ def make_step(comm: Comm, layout: dict[str, int], sizes: dict[str, int]) -> Call
 
 def main(layout: dict[str, int], rounds: int) -> None:
     """Run one rank of the benchmark."""
-    with mpi_world(TimedWorld) as world:
-        steps = {name: make_step(world.comm, layout, sizes) for name, sizes in (("large", LARGE), ("small", SMALL))}
-        outside: dict[str, list[float]] = {name: [] for name in steps}
-        whole: list[float] = []  # of the large model, messages included
-        # Processor time of the step, minus that inside messages; the first round warms up.
-        for number in range(rounds + 1):
-            for name, step in steps.items():
-                world.base.barrier()
-                began, messages = time.process_time(), world.timer.seconds
-                for i in range(STEPS):
-                    step(STEPS * number + i)
-                spent = time.process_time() - began
-                if number:  # the first round warms up
-                    outside[name].append((spent - (world.timer.seconds - messages)) / STEPS)
-                    whole += [spent / STEPS] if name == "large" else []
+    report_with_torch(partial(measure, layout, rounds), False, TimedWorld)
 
-        # Processor time of all ranks together: a rank that waits for another one spends none.
-        here = [float(np.median(times)) for times in (whole, outside["large"], outside["small"])]
-        sums = np.array(world.base.allgather(here)).sum(0)
-        report(world, environment(False), rows(layout, world.size, rounds, *map(float, sums)))
+
+def measure(layout: dict[str, int], rounds: int, world: Any, with_torch: bool) -> list[dict[str, Any]]:
+    """Return the rows of the two models on this world, which is a `TimedWorld`."""
+    steps = {name: make_step(world.comm, layout, sizes) for name, sizes in (("large", LARGE), ("small", SMALL))}
+    outside: dict[str, list[float]] = {name: [] for name in steps}
+    whole: list[float] = []  # of the large model, messages included
+    # Processor time of the step, minus that inside messages; the first round warms up.
+    for number in range(rounds + 1):
+        for name, step in steps.items():
+            world.base.barrier()
+            began, messages = time.process_time(), world.timer.seconds
+            for i in range(STEPS):
+                step(STEPS * number + i)
+            spent = time.process_time() - began
+            if number:
+                outside[name].append((spent - (world.timer.seconds - messages)) / STEPS)
+                whole += [spent / STEPS] if name == "large" else []
+
+    # Processor time of all ranks together: a rank that waits for another one spends none.
+    here = [float(np.median(times)) for times in (whole, outside["large"], outside["small"])]
+    sums = np.array(world.base.allgather(here)).sum(0)
+    return rows(layout, world.size, rounds, *map(float, sums))
 
 
 def rows(
@@ -146,23 +146,8 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Return the overhead's share of the whole step, and of the step without its messages."""
     name = "dp {dp} x tp {tp} x pp {pp}: Python's overhead".format(**layout)
+    # The small model's time outside messages over the large model's time.
     return [
-        {
-            "name": f"{name} in the step",
-            # The small model's time outside messages over the large model's whole time.
-            "ratio": overhead / whole,
-            "median_s": whole / ranks,
-            "rounds": rounds,
-            "target": TARGET,
-        },
-        {
-            "name": f"{name} in the step without messages",
-            "ratio": overhead / arithmetic,
-            "median_s": arithmetic / ranks,
-            "rounds": rounds,
-        },
+        {"name": f"{name} in {what}", "ratio": overhead / of, "median_s": of / ranks, "rounds": rounds, **goal}
+        for what, of, goal in (("the step", whole, {"target": TARGET}), ("the step without messages", arithmetic, {}))
     ]
-
-
-if __name__ == "__main__":
-    main(parse_json(sys.argv[1]), int(sys.argv[2]))

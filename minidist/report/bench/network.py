@@ -41,7 +41,7 @@ from minidist.core import collectives
 from minidist.core.base.errors import UsageError
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, LinkModel
-from minidist.report.bench.harness import mpi_world, slowest
+from minidist.report.bench.harness import call_of, mpi_world, slowest
 
 SIZES = (1024 * 1024, 4 * 1024 * 1024)
 ALGORITHMS = ("ring", "rabenseifner", "recursive_doubling")
@@ -88,8 +88,7 @@ def bench_network(
     with network(hosts, rate) as (names, agent):
         launcher = ["-launcher", "ssh", "-launcher-exec", str(agent), "-localhost", f"{NETWORK}.254"]
         ranks = ["-hosts", ",".join(names), *UCX, "-n", str(hosts)]
-        arguments = [",".join(algorithms), ",".join(map(str, sizes)), str(rounds)]
-        program = [sys.executable, "-m", "minidist.report.bench.network", *arguments]
+        program = [sys.executable, *call_of(main, list(algorithms), list(sizes), rounds)]
         command = [find_mpiexec(), *launcher, *ranks, *program]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if answer.returncode:
@@ -263,7 +262,3 @@ def main(algorithms: list[str], sizes: list[int], rounds: int) -> None:
         rows = [measure(world, algorithm, nbytes, rounds) for nbytes in sizes for algorithm in algorithms]
         if world.rank == 0:
             print(json.dumps({"alpha": alpha, "rows": rows}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1].split(","), [int(size) for size in sys.argv[2].split(",")], int(sys.argv[3]))

@@ -8,26 +8,31 @@ Each rank of an `mpiexec` holds the same GPT once for each side and trains on it
 Proved by: tests/parallel/test_fully_shard_against_torch.py
 """
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.comm import Comm
-from minidist.core.nn import FlatParameters
+from minidist.core.nn import FlatParameters, Module
 from minidist.core.optim import AdamW
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
-from minidist.parallel import gather_tensors
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.zero import ZeroOptimizer
-from minidist.report.bench.environment import environment, has_torch
-from minidist.report.bench.harness import Step, interleave_ranks, mpi_world, report, row_of, run_ranks, warm_up
+from minidist.report.bench.harness import (
+    Step,
+    check_opponent,
+    report_with_torch,
+    row_of,
+    run_ranks,
+    time_on_ranks,
+    training_step,
+)
 from minidist.report.bench.workloads import ADAMW, CASES, StepCase, gpt_case, make_batch, make_model
 
-STEPS = 2  # steps per round and side
 # (name of a row, our side, the other side, the ratio that we aim for), for each --zero; None: data parallelism
 ROWS: dict[int | None, list[tuple[str, str, str, float | None]]] = {
     None: [
@@ -57,55 +62,33 @@ def bench_data_parallel(
     gpt_case(case, "bench step --ranks")
     if any(stage not in (1, 2, 3) for stage in zero):
         raise UsageError(f"bench step --zero {', '.join(map(str, zero))}; the stages are 1, 2 and 3")
-    if against not in ("torch", None):
-        raise UsageError(f"bench step --against {quoted(against)}{nearest(str(against), ['torch'])}; it can be torch")
-    return run_ranks("minidist.report.bench.parallel", ranks, case, rounds, ",".join(map(str, zero)), against or "")
+    check_opponent(against)
+    return run_ranks(main, ranks, case, rounds, list(zero), against)
 
 
-def own_side(
-    name: str, case: StepCase, comm: Comm, dtype: Any = np.float32
-) -> tuple[Step, Callable[[], dict[str, Any]]]:
-    """Return our step of the side `name`, and a function that gathers its gradients and weights by name."""
+def own_side(name: str, case: StepCase, comm: Comm, dtype: Any = np.float32) -> tuple[Step, Module, Any]:
+    """Return our step of the side `name`, its model, and its optimizer."""
     model = make_model(case, dtype)
     # Each rank trains on other rows.
     inputs, targets = make_batch(case, seed=comm.rank)
     forward: Any = model
-    tensors: Callable[[], dict[str, Any]]
+    optimizer: Any
+    held: Sequence[Any]
     if name == "zero 3":
         # Bottom up: each block is a unit, and the model is the unit of the rest.
         for module in [*model.transformer.h, model]:  # type: ignore[attr-defined]
             fully_shard(module, mesh=comm)
-        shards, optimizer = shards_of(model), AdamW(sharded_parameters(model), **ADAMW)
-
-        def zero_grad() -> None:
-            for shard in shards:
-                shard.zero_grad()
-
-        tensors = lambda: gather_tensors(shards, optimizer)  # noqa: E731
-        stepper: Any = optimizer
+        held, optimizer = shards_of(model), AdamW(sharded_parameters(model), **ADAMW)
     elif name in ("zero 1", "zero 2"):
-        stepper = ZeroOptimizer(model, AdamW, comm=comm, stage=int(name[-1]), **ADAMW)
-        zero_grad = stepper.zero_grad
-        tensors = lambda: gather_tensors([stepper.shard], stepper.optimizer)  # noqa: E731
+        optimizer = ZeroOptimizer(model, AdamW, comm=comm, stage=int(name[-1]), **ADAMW)
+        held = [optimizer]
     else:
         # "ddp", or "alone": the same step without communication.
         flat = FlatParameters(model.parameters())
         if name == "ddp":
             forward = DistributedDataParallel(model, comm, flat=flat)
-        stepper, zero_grad = AdamW(flat, **ADAMW), flat.zero_grad
-        tensors = lambda: {  # noqa: E731
-            "gradients": {p.name: p.grad for p in flat.parameters},
-            "weights": {p.name: p.data for p in flat.parameters},
-        }
-
-    def step() -> float:
-        zero_grad()
-        loss = forward(inputs, targets)
-        loss.backward()
-        stepper.step()
-        return float(loss.item())
-
-    return step, tensors
+        held, optimizer = [flat], AdamW(flat, **ADAMW)
+    return training_step(held, lambda: forward(inputs, targets), optimizer), model, optimizer
 
 
 def torch_side(name: str, case: StepCase, rank: int, ranks: int, dtype: Any = np.float32) -> tuple[Step, Any]:
@@ -135,7 +118,7 @@ def torch_side(name: str, case: StepCase, rank: int, ranks: int, dtype: Any = np
 
 
 def compare(
-    world: MPIWorld, case: StepCase, rounds: int, chosen: Sequence[int | None], with_torch: bool
+    case: StepCase, rounds: int, chosen: Sequence[int | None], world: MPIWorld, with_torch: bool
 ) -> list[dict[str, Any]]:
     """Return the rows. The losses of all sides must agree, except of "alone", which sees the gradients of one rank."""
     comm = world.comm
@@ -143,30 +126,18 @@ def compare(
 
     # Each side is built once, although several rows compare with it.
     names = list(dict.fromkeys(name for _, ours, theirs, _ in wanted for name in (ours, theirs)))
-    sides = {
-        name: (
-            torch_side(name, case, comm.rank, comm.size)[0]
-            if name.startswith("torch")
-            else own_side(name, case, comm)[0]
-        )
-        for name in names
-        if with_torch or not name.startswith("torch")
-    }
-
-    warm_up(sides, f"rank {comm.rank}", compared=[name for name in sides if name != "alone"])
-    times = interleave_ranks(world, sides, rounds, STEPS)
+    sides: dict[str, Step] = {}
+    for name in names:
+        if not name.startswith("torch"):
+            sides[name] = own_side(name, case, comm)[0]
+        elif with_torch:
+            sides[name] = torch_side(name, case, comm.rank, comm.size)[0]
+    times = time_on_ranks(world, sides, rounds, [name for name in sides if name != "alone"])
     return [
         row_of(name.format(n=comm.size), times, ours, theirs, rounds, target) for name, ours, theirs, target in wanted
     ]
 
 
-def main(case_name: str, rounds: str, zero: str, against: str) -> None:
+def main(case_name: str, rounds: int, zero: list[int], against: str | None) -> None:
     """Run one rank of the benchmark."""
-    with_torch, case = against == "torch" and has_torch(), CASES[case_name]
-    with mpi_world(with_torch=with_torch) as world:
-        chosen = [int(stage) for stage in zero.split(",")] if zero else [None]
-        report(world, environment(with_torch), compare(world, case, int(rounds), chosen, with_torch))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    report_with_torch(partial(compare, CASES[case_name], rounds, zero or [None]), against is not None)

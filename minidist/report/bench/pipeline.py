@@ -6,12 +6,13 @@ on rank 0, which makes the step of the whole batch in one pass, while the others
 Proved by: tests/pipeline/test_against_torch.py
 """
 
-import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from minidist.comm.mpi.world import MPIWorld
 from minidist.core.autograd import cross_entropy
 from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import chunk_sizes, offsets
@@ -19,9 +20,7 @@ from minidist.core.comm import Comm
 from minidist.core.optim import AdamW
 from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.pipeline.schedules import get_schedule
-from minidist.report.bench.environment import environment, has_torch
-from minidist.report.bench.harness import Step, Times, interleave_ranks, mpi_world, report, row_of, run_ranks, warm_up
-from minidist.report.bench.parallel import STEPS
+from minidist.report.bench.harness import Step, Times, report_with_torch, row_of, run_ranks, time_on_ranks
 from minidist.report.bench.workloads import ADAMW, CASES, StepCase, gpt_case, make_batch, make_model, own_step
 
 TORCH_SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
@@ -40,7 +39,7 @@ def bench_pipeline(
     if batch % microbatches:
         raise UsageError(f"bench pipeline: --microbatches {microbatches} does not divide the batch of {batch}")
     get_schedule(schedule).plan(stages, microbatches)
-    return run_ranks("minidist.report.bench.pipeline", stages, case, schedule, microbatches, rounds)
+    return run_ranks(main, stages, case, schedule, microbatches, rounds)
 
 
 def own_pipeline(
@@ -162,22 +161,22 @@ def rows(times: Times, schedule: str, stages: int, microbatches: int, rounds: in
     return [{**against_torch, "target": TARGETS.get(microbatches)}, {**alone, "ideal": ideal}]
 
 
+def compare(
+    case: StepCase, schedule: str, microbatches: int, rounds: int, world: MPIWorld, with_torch: bool
+) -> list[dict[str, Any]]:
+    """Return the two rows. The losses of all sides must agree."""
+    comm = world.comm
+    sides: dict[str, Step] = {
+        "pipeline": own_pipeline(case, comm, schedule, microbatches)[1],
+        # Rank 0 makes the whole step alone, and the others wait for it at the barrier.
+        "alone": own_step(case, make_model(case)) if comm.rank == 0 else lambda: 0.0,
+    }
+    if with_torch:
+        sides["torch"] = torch_pipeline(case, comm, schedule, microbatches)[1]
+    times = time_on_ranks(world, sides, rounds, [name for name in sides if comm.rank == 0 or name != "alone"])
+    return rows(times, schedule, comm.size, microbatches, rounds)
+
+
 def main(case_name: str, schedule: str, microbatches: int, rounds: int) -> None:
     """Run one rank of the benchmark."""
-    with_torch, case = schedule in TORCH_SCHEDULES and has_torch(), CASES[case_name]
-    with mpi_world(with_torch=with_torch) as world:
-        comm = world.comm
-        sides: dict[str, Step] = {
-            "pipeline": own_pipeline(case, comm, schedule, microbatches)[1],
-            # Rank 0 makes the whole step alone, and the others wait for it at the barrier.
-            "alone": own_step(case, make_model(case)) if comm.rank == 0 else lambda: 0.0,
-        }
-        if with_torch:
-            sides["torch"] = torch_pipeline(case, comm, schedule, microbatches)[1]
-        warm_up(sides, f"rank {comm.rank}", [name for name in sides if comm.rank == 0 or name != "alone"])
-        times = interleave_ranks(world, sides, rounds, STEPS)
-        report(world, environment(with_torch), rows(times, schedule, comm.size, microbatches, rounds))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    report_with_torch(partial(compare, CASES[case_name], schedule, microbatches, rounds), schedule in TORCH_SCHEDULES)

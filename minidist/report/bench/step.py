@@ -3,6 +3,9 @@
 Both sides run interleaved in one process. Which BLAS kernel each side uses decides much, so the environment is part of
 the result. PyTorch is imported only when a comparison is asked for; without it the ratios are None.
 
+`bench_memory` times the same step without the memory account, with it, and with a timeline. When the account is off
+nothing is paid: `track` is then one look at a ContextVar, which is in both sides of every other benchmark.
+
 Proved by: tests/bench/test_step.py
 """
 
@@ -15,7 +18,9 @@ import numpy as np
 
 from minidist.base.arrays import Device
 from minidist.base.device import device_of
+from minidist.base.memory import MemoryAccount
 from minidist.base.process import tune_process
+from minidist.base.watchers import watching
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.report.bench.environment import environment, has_torch
@@ -31,6 +36,8 @@ from minidist.report.bench.harness import (
 )
 from minidist.report.bench.products import measure_products
 from minidist.report.bench.workloads import CASES, GPU_CASES, StepCase, make_model, own_step
+
+ACCOUNT_TARGET = 1.05  # of a step with the memory account
 
 
 def bench_step(
@@ -111,6 +118,47 @@ def time_steps(sides: dict[str, Step], steps: int, rounds: int) -> tuple[Times, 
     finally:
         gc.enable()
     return times, faults
+
+
+def bench_memory(names: list[str] | None = None, rounds: int = 12) -> dict[str, Any]:
+    """Return {environment, rows}: for each case (default: all) the time with the account, and with a timeline, over the
+    time without.
+    """
+    known_cases(names or [], CASES, "bench memory")
+    tuned = tune_process()
+    rows = [row for name in names or CASES for row in compare_accounts(CASES[name], rounds)]
+    return {"environment": {**environment(False), "process": tuned}, "rows": rows}
+
+
+def compare_accounts(case: StepCase, rounds: int) -> list[dict[str, Any]]:
+    """Return the two rows of one case; each side is a separate job with the same weights."""
+    sides = {
+        "off": own_step(case, make_model(case)),
+        "on": _accounted(case, MemoryAccount()),
+        "timeline": _accounted(case, MemoryAccount(timeline=True)),
+    }
+
+    # The first step allocates what later steps use again.
+    for step in sides.values():
+        step()
+    times, _ = time_steps(sides, case.steps, rounds)
+    names = {side: f"{case.name}: account {side} against off" for side in ("on", "timeline")}
+    return [row_of(name, times, side, "off", rounds, ACCOUNT_TARGET) for side, name in names.items()]
+
+
+def _accounted(case: StepCase, account: MemoryAccount) -> Step:
+    """Return the step of a job whose model, optimizer state and activations are all in `account`."""
+    # The model is made inside the account too, so that weights and optimizer state are counted.
+    with watching(account):
+        step = own_step(case, make_model(case))
+
+    def accounted() -> float:
+        if account.events is not None:
+            account.events.clear()  # the timeline of one step
+        with watching(account):
+            return step()
+
+    return accounted
 
 
 def tape_microseconds(count: int = 2000, repeats: int = 9) -> dict[str, float]:

@@ -8,30 +8,28 @@ Q|K|V has its rows in the order in which a contiguous cut gives each rank whole 
 Proved by: tests/parallel/test_tensor_against_torch.py, tests/bench/test_step.py
 """
 
-import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.autograd import Tensor
 from minidist.core.comm import Comm
 from minidist.core.nn import Block, FlatParameters, GPTConfig, Sequential
 from minidist.core.optim import AdamW
 from minidist.core.parallel.model_parallel import gpt_plan, parallelize_module
-from minidist.report.bench.environment import environment, has_torch
 from minidist.report.bench.harness import (
     Step,
     best_and_median,
-    interleave_ranks,
-    mpi_world,
-    report,
+    check_opponent,
+    report_with_torch,
     row_of,
     run_ranks,
-    warm_up,
+    time_on_ranks,
+    training_step,
 )
-from minidist.report.bench.parallel import STEPS
 from minidist.report.bench.workloads import ADAMW
 
 WIDTH, HEADS, LAYERS, BATCH, LENGTH = 256, 8, 4, 8, 128
@@ -57,9 +55,8 @@ def bench_tensor_parallel(ranks: int = 2, rounds: int = 8, against: str | None =
     if ranks < 2 or HEADS % ranks:
         choices = ", ".join(str(n) for n in range(2, HEADS + 1) if HEADS % n == 0)
         raise UsageError(f"bench step --tp {ranks}: the blocks have {HEADS} heads; take one of {choices}")
-    if against not in ("torch", None):
-        raise UsageError(f"bench step --against {quoted(against)}{nearest(str(against), ['torch'])}; it can be torch")
-    return run_ranks("minidist.report.bench.tensor_parallel", ranks, rounds, against or "")
+    check_opponent(against)
+    return run_ranks(main, ranks, rounds, against)
 
 
 def whole_blocks(dtype: Any) -> Sequential:
@@ -86,14 +83,8 @@ def their_blocks(ranks: int, dtype: Any) -> tuple[Any, dict[str, str]]:
         def __init__(self) -> None:
             super().__init__()
             self.ln_1, self.ln_2 = (torch.nn.LayerNorm(WIDTH, dtype=kind) for _ in range(2))
-            self.qkv, self.proj = (
-                torch.nn.Linear(WIDTH, 3 * WIDTH, dtype=kind),
-                torch.nn.Linear(WIDTH, WIDTH, dtype=kind),
-            )
-            self.fc, self.out = (
-                torch.nn.Linear(WIDTH, 4 * WIDTH, dtype=kind),
-                torch.nn.Linear(4 * WIDTH, WIDTH, dtype=kind),
-            )
+            sizes = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH))
+            self.qkv, self.proj, self.fc, self.out = (torch.nn.Linear(n, m, dtype=kind) for n, m in sizes)
 
         def forward(self, x: Any) -> Any:
             q, k, v = (
@@ -121,18 +112,14 @@ def their_blocks(ranks: int, dtype: Any) -> tuple[Any, dict[str, str]]:
     return theirs, names
 
 
-def by_rank(array: np.ndarray, ranks: int) -> np.ndarray:
-    """Reorder the last dimension of a fused Q|K|V from q k v to q0 k0 v0 q1 k1 v1."""
-    split = array.reshape(*array.shape[:-1], 3, ranks, WIDTH // ranks)
-    return np.ascontiguousarray(np.swapaxes(split, -3, -2)).reshape(array.shape)
-
-
 def as_torch(name: str, array: np.ndarray, ranks: int) -> Any:
     """Return one of our parameters (or gradients), whole, as PyTorch has it."""
     import torch
 
     if "c_attn" in name:
-        array = by_rank(array, ranks)
+        # The last dimension of the fused Q|K|V, from q k v to q0 k0 v0 q1 k1 v1.
+        split = array.reshape(*array.shape[:-1], 3, ranks, WIDTH // ranks)
+        array = np.swapaxes(split, -3, -2).reshape(array.shape)
     return torch.tensor(np.ascontiguousarray(array.T))
 
 
@@ -140,17 +127,11 @@ def our_step(comm: Comm, x: np.ndarray) -> Step:
     """Return a step of AdamW on the mean square of the blocks' output."""
     blocks = our_blocks(comm, np.float32)
     flat = FlatParameters(blocks.parameters())
-    optimizer = AdamW(flat, **ADAMW)
+    return training_step([flat], lambda: _mean_square(blocks(Tensor(x)), x.size), AdamW(flat, **ADAMW))
 
-    def step() -> float:
-        flat.zero_grad()
-        y = blocks(Tensor(x))
-        loss = (y * y).sum() * (1 / x.size)
-        loss.backward()
-        optimizer.step()
-        return float(loss.item())
 
-    return step
+def _mean_square(y: Any, elements: int) -> Any:
+    return (y * y).sum() * (1 / elements)
 
 
 def torch_step(ranks: int, x: np.ndarray) -> Step:
@@ -161,38 +142,21 @@ def torch_step(ranks: int, x: np.ndarray) -> Step:
     torch_x = torch.tensor(x)
     groups = [[p for p in blocks.parameters() if hasattr(p, "full_tensor") == cut] for cut in (True, False)]
     optimizers = [torch.optim.AdamW(group, fused=True, **ADAMW) for group in groups]
-
-    def step() -> float:
-        blocks.zero_grad(set_to_none=True)
-        y = blocks(torch_x)
-        loss = (y * y).sum() * (1 / x.size)
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        return float(loss.item())
-
-    return step
+    return training_step([blocks], lambda: _mean_square(blocks(torch_x), x.size), *optimizers)
 
 
-def compare(world: MPIWorld, rounds: int, with_torch: bool) -> list[dict[str, Any]]:
+def compare(rounds: int, world: MPIWorld, with_torch: bool) -> list[dict[str, Any]]:
     """Return the row. The losses of both sides must agree."""
     comm = world.comm
     x = np.random.default_rng(0).standard_normal((BATCH, LENGTH, WIDTH)).astype(np.float32)
     sides = {"own": our_step(comm, x)} | ({"torch": torch_step(comm.size, x)} if with_torch else {})
 
     # Sums over ranks round differently on both sides, hence the larger tolerance.
-    warm_up(sides, f"rank {comm.rank}", tolerance=1e-3)
-    times = interleave_ranks(world, sides, rounds, STEPS)
+    times = time_on_ranks(world, sides, rounds, tolerance=1e-3)
     name = f"tp, {comm.size} ranks, {LAYERS} blocks, against torch parallelize_module on gloo"
     return [{**row_of(name, times, "own", "torch", rounds, TARGET), **best_and_median(times)}]
 
 
-def main(rounds: int, against: str) -> None:
+def main(rounds: int, against: str | None) -> None:
     """Run one rank of the benchmark."""
-    with_torch = bool(against) and has_torch()
-    with mpi_world(with_torch=with_torch) as world:
-        report(world, environment(with_torch), compare(world, rounds, with_torch))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    report_with_torch(partial(compare, rounds), against is not None)

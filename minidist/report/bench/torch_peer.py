@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import GPTConfig, Module
-from minidist.report.bench.harness import Step
+from minidist.report.bench.harness import Step, training_step
 from minidist.report.bench.workloads import ADAMW, StepCase, make_batch
 
 
@@ -146,15 +146,11 @@ def torch_training(case: StepCase, module: Any, optimizer: Any, seed: int = 0) -
     if inputs.is_floating_point():
         inputs = inputs.to(next(module.parameters()).dtype)
 
-    def step() -> float:
-        optimizer.zero_grad(set_to_none=True)
+    def loss_of() -> Any:
         logits = module(inputs)
-        loss = functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
-        loss.backward()
-        optimizer.step()
-        return float(loss.item())
+        return functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
-    return step
+    return training_step([optimizer], loss_of, optimizer)
 
 
 def torch_step(case: StepCase, model: Module, device: str = "cpu") -> Step:

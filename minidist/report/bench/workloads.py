@@ -15,7 +15,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.nn import GPT, MLP, FlatParameters, GPTConfig, Module
 from minidist.core.optim import AdamW
-from minidist.report.bench.harness import Step
+from minidist.report.bench.harness import Step, training_step
 
 ADAMW: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01}
 
@@ -82,12 +82,13 @@ def own_step(case: StepCase, model: Module, device: Device | None = None) -> Ste
         flat = FlatParameters(model.parameters())
         optimizer = AdamW(flat, **ADAMW)
 
+    def loss_of() -> Any:
+        return cross_entropy(model(Tensor(inputs)), targets) if case.config is None else model(inputs, targets)
+
+    train = training_step([flat], loss_of, optimizer)
+
     def step() -> float:
         with creating_on(device):
-            flat.zero_grad()
-            loss = cross_entropy(model(Tensor(inputs)), targets) if case.config is None else model(inputs, targets)
-            loss.backward()
-            optimizer.step()
-            return float(loss.item())  # waits for the device
+            return train()
 
     return step

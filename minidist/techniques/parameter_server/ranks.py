@@ -43,9 +43,8 @@ from minidist.core.base.layout import cut
 from minidist.core.base.trace import track
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
-from minidist.job.checkpoint.axis_state import check_nothing_is_lost
+from minidist.job.checkpoint.axis_state import check_nothing_is_lost, rank_state_shards, read_rank_state
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
-from minidist.job.checkpoint.rank_state import rank_state_shards, read_rank_state
 from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job, build, optimizer_class
 from minidist.job.train.strategies.data_axis import AxisSizes, Tensors

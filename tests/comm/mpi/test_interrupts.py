@@ -160,6 +160,7 @@ class FakeWorld:
 
     def __init__(self, waits=True):
         self.waits, self.others_compute = waits, False
+        self.rank, self.folder = 0, self
         self.interrupted, self.terminated, self.orphaned = (threading.Event() for _ in range(3))
         self.end_interrupted, self.end_terminated = self.interrupted.set, self.terminated.set
         self.end_orphaned = self.orphaned.set
@@ -167,7 +168,7 @@ class FakeWorld:
     def waits_in_mpi(self):
         return self.waits
 
-    def note_interrupt(self, computes):
+    def note_interrupt(self, rank, computes):
         return self.others_compute
 
 

@@ -81,7 +81,10 @@ def attend(q: Array, k: Array, v: Array, o: Array, source: Tensor, drop: Drop = 
     if kernels := xp.kernels_of(q):
         return kernels.attention(q, k, v, o, source, drop)
     step, queries = at_once(q)
-    diagonal, ones = _diagonal(min(queries, length), q), xp.constant(length, 1, q)
+    ones, positions = xp.constant(length, 1, q), xp.device_arange(min(queries, length))
+    # (keys, queries) of a block on the diagonal: 0 where the key is not later than the query, -inf where it is.
+    diagonal = xp.zeros((len(positions), len(positions)), q.dtype, q)
+    diagonal[positions[:, None] > positions] = -xp.inf
     saved = []
     for n in range(0, batch, step):
         qn, kn, vn, on = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step]
@@ -158,11 +161,3 @@ def _largest(e: Array) -> Array:
         half = (n + 1) // 2
         e = xp.maximum(e[:, :, :half], e[:, :, n - half :])
     return e
-
-
-def _diagonal(n: int, like: Array) -> Array:
-    """(keys, queries): 0 where the key is not later than the query, -inf where it is."""
-    positions = xp.device_arange(n)
-    mask = xp.zeros((n, n), like.dtype, like)
-    mask[positions[:, None] > positions] = -xp.inf
-    return mask

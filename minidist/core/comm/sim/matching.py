@@ -24,7 +24,6 @@ A world that checks or records messages, or that matches receives from any rank,
 
 Source: Hockney, The communication challenge for MPP, Parallel Computing 20 (1994), for alpha and beta; Culler et al.,
 LogP: Towards a realistic model of parallel computation, PPoPP 1993, for the overhead.
-
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_clock.py, tests/comm/sim/test_choosers.py
 """
 

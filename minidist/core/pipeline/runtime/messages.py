@@ -72,8 +72,6 @@ class Messages:
         hooks.pipeline_refusals().check_messages(self.plan, most // TENSORS, TAGS // TENSORS)
         return tags
 
-    # --- the shapes of what will cross the stage boundaries ---
-
     def exchange_shapes(self, inputs: Sequence[Any], run: Callable[[int, int, list[Any]], list[Any]]) -> Boundaries:
         """Return what crosses the boundaries of this rank's stages.
 
