@@ -196,9 +196,9 @@ print(f"largest difference: {max(verdict.max_difference.values()):.0e}")
 assert verdict.equal
 
 # %% [markdown]
-# What it costs, for the five norms of the network, one in the stem and two per block. Forward each rank sends the number of its rows and
-# two numbers for each of C channels to every other rank. In backward every input has changed the mean and
-# the variance that all outputs use; so an all-reduce sums two numbers for each channel, one for each of
+# What it costs, for the five norms of the network, one in the stem and two per block. Forward each rank sends the
+# number of its rows and two numbers for each of C channels to every other rank. In backward every input has changed
+# the mean and the variance that all outputs use; so an all-reduce sums two numbers for each channel, one for each of
 # these two:
 
 # %%

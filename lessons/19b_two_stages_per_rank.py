@@ -165,14 +165,14 @@ for name in ("1f1b", "interleaved", "v-half"):
     print(f"{name:12} {both[0]:>10} units {both[1]:>10} units    {alive}    {counted}")
 
 # %% [markdown]
-# 32 + 4 units are 6 half stages. In the loop rank 0 has both stages that begin early, and their activations
-# live long. In a V what lives long on the way down lives briefly on the way up, so all ranks keep the same. And
-# how long that is can be chosen, by the *offsets*: how many units later a pass starts on the next rank, for F
-# down, F up, I up and I down. The smallest, 1 each, are V-Min's; 2 on the way down leaves fewer waits. V-Half's
-# are 2, 1, 2 and 1: where a unit is taken a pass starts later, as the light I does on rank 2 in part 4, 4 units
-# after that on rank 1. L is (p-1) times their sum, 6, and 18 units more for the turns: 36 - 18, 60 - 42, 108 - 90, always 18, in
-# the table below. That is 6 (p+2): p + 2 half stages are alive, or (p+2)//2 micro-batches. Idle times are in units;
-# alive are whole micro-batches:
+# 32 + 4 units are 6 half stages. In the loop rank 0 has both stages that begin early, and their activations live
+# long. In a V what lives long on the way down lives briefly on the way up, so all ranks keep the same. And how long
+# that is can be chosen, by the *offsets*: how many units later a pass starts on the next rank, for F down, F up, I up
+# and I down. The smallest, 1 each, are V-Min's; 2 on the way down leaves fewer waits. V-Half's are 2, 1, 2 and 1:
+# where a unit is taken a pass starts later, as the light I does on rank 2 in part 4, 4 units after that on rank 1. L
+# is (p-1) times their sum, 6, and 18 units more for the turns: 36 - 18, 60 - 42, 108 - 90, always 18, in the table
+# below. That is 6 (p+2): p + 2 half stages are alive, or (p+2)//2 micro-batches. Idle times are in units; alive are
+# whole micro-batches:
 
 # %%
 names = ("1f1b", "interleaved", "v-half")

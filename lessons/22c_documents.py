@@ -183,8 +183,8 @@ for heads in (32, 8):
 memory_guess.judge(32 * layer, within=0.05)
 
 # %% [markdown]
-# To keep nothing one gathers them once more in backward. Megatron-LM's `all_gather` does that. That is 6 (P-1) blocks, 18 on 4 ranks, where a ring
-# sends 6P - 4, 20.
+# To keep nothing one gathers them once more in backward. Megatron-LM's `all_gather` does that. That is 6 (P-1)
+# blocks, 18 on 4 ranks, where a ring sends 6P - 4, 20.
 
 # %% [markdown]
 # A small Llama trains what one device trains. The separator is one of the tokens of the data:
