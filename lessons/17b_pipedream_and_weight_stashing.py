@@ -293,9 +293,8 @@ for s, stage in enumerate(stages):
 for stashing in (True, False):
     long = get_schedule("pipedream").plan(p, 40, stashing=stashing)
     losses = SimWorld(p).run(train, long)[-1][1]
-    print(
-        f"stash {stashing!s:5}: loss {losses[0]:.2f} at first, {np.mean(losses[-8:]):.2f} at the end"
-    )
+    end = np.mean(losses[-8:])
+    print(f"stash {stashing!s:5}: loss {losses[0]:.2f} at first, {end:.2f} at the end")
 
 # %% [markdown]
 # The loss falls without the stash as well, and less. Only the gradients above say what is wrong.
