@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_894,
     "comm": 6_589,
     "commands": 5_486,
-    "course": 13_538,
+    "course": 13_541,
     "core": 9_275,
     "data": 1_632,
     "debug": 9_598,
