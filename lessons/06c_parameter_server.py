@@ -61,7 +61,7 @@ guess = {
 #
 # Rank 0 is the server, ranks 1 to 3 are workers, and rank 3 is the slow one. A worker's *clock* is the
 # number of its step. The functions below give `ps.run`, the library's server and workers, a gradient
-# and the seconds that it takes. With several servers each has a part of the weights, its *slices*; `server` says that
+# and the seconds that it takes. With several servers each has a part of the weights, its slices; `server` says that
 # there is one, and with which optimizer it steps them. The first picture shows `bsp`, the second `asp`; red is time in
 # which a rank waits for another.
 
