@@ -115,8 +115,9 @@ for at in (0, 19, 59):
     print(f"step {at + 1:2}: loss {alone[at]:.4f} on 1 rank, {mean[at]:.4f} on 4 ranks")
 
 # %% [markdown]
-# Step through one sum of two numbers per rank: the arrow keys go from message to message, and a
-# cell is filled when it holds its last value.
+# Step through one sum of two numbers per rank: the arrow keys go from message to message. A row is an array
+# of `add_up`, under the number of its rank. On rank 0 `gradient` grows from 1 to 3, 6 and 10, and `incoming` is
+# empty until a message is there. A cell is dark when it holds its last value.
 
 # %%
 from minidist.report import show, step
@@ -215,13 +216,16 @@ for name, run in (("shared", four), ("nothing sent", wrong)):
     print(f"{name:12}: loss on all pictures {float(everything.data):.4f}")
 
 # %% [markdown]
-# There are four networks now, and each has learned 16 pictures and nothing else: on all 64 rank 0's is worse
-# than before the first step (2.2847 in part 3). **A falling loss proves nothing**: this course compares
-# weights. Many published failures of distributed training are of this kind; lesson 28 collects them.
+# There are four networks now, and each has learned 16 pictures and nothing else: on all 64 rank 0's is worse than
+# before the first step (2.2847 in part 3). (Each rank's step is a quarter as long as it would be alone, because the
+# loss is still divided by 64. With 16 the printed loss is lower still, and that on all pictures higher.) **A falling
+# loss proves nothing**: this course compares weights. Many published failures of distributed training are of this kind;
+# lesson 28 collects them.
 #
 # The other mistake does not stay hidden. Let every rank receive before it sends: a real program
 # waits here until someone ends it. The simulated world detects that no rank can continue, and
-# reports which rank waits for which, and at which line:
+# reports which rank waits for which, and at which line. In the picture the length of the bars means nothing: no
+# time passes on this clock.
 
 # %%
 from minidist import DeadlockError
@@ -284,13 +288,13 @@ check("00.in_rank_order", solution("00.in_rank_order"))
 #   one **n - 1** times as many.
 
 # %% [markdown]
-# The course follows one job: a model of 7 billion parameters, and from lesson 12 on one of 65 billion, is to
-# be trained on cards (NVIDIA H100 GPUs) with 80 GB of memory each, and with numbers of 16 bits, 2 B. (In
-# training a parameter needs 18 B: lesson 02 counts them.) Every core lesson adds a row to the table of that
-# job: the number of cards, the bytes of the fullest card, whether they fit, and the seconds of a step of 2^20
-# tokens (here pieces of text, not messages), or, where these do not change, a remark. `minidist plan`
-# computes the numbers ([story.py](../minidist/course/story.py)). The last column says what is still wrong,
-# and the lessons that follow work on it:
+# The course follows one job: a model of 7 billion parameters, and from lesson 12 on one of 65 billion, is to be trained
+# on cards (NVIDIA H100 GPUs) with 80 GB of memory each, which are 85 x 10^9 B (a GB is 10^9 B in the table), and with
+# numbers of 16 bits, 2 B. (It has 6.74 billion, to be exact. In training a parameter needs 18 B, which makes 121 GB:
+# lesson 02 counts them.) Every core lesson adds a row to the table of that job: the number of cards, the bytes of the
+# fullest card, whether they fit, and the seconds of a step of 2^20 tokens (here pieces of text, not messages), or,
+# where these do not change, a remark. `minidist plan` computes the numbers ([story.py](../minidist/course/story.py)).
+# The last column says what is still wrong, and the lessons that follow work on it:
 
 # %%
 story("00")
@@ -311,7 +315,7 @@ story("00")
 # | here | elsewhere |
 # |---|---|
 # | `comm.rank`, `comm.size` | MPI `comm.Get_rank()`, `comm.Get_size()`; PyTorch `dist.get_rank()`, `dist.get_world_size()`; environment `RANK`, `WORLD_SIZE` |
-# | `launch(main)` under `mpiexec -n 4` | PyTorch `torchrun --nproc-per-node 4`; DeepSpeed `deepspeed --num_gpus 4`; JAX `jax.distributed.initialize()` |
+# | `launch(main)` under `mpiexec -n 4` | PyTorch `torchrun --nproc-per-node 4`; DeepSpeed `deepspeed --num_gpus 4`; JAX `jax.distributed.initialize()`, in processes that something else has started |
 # | `send`, `recv` | MPI `Send`, `Recv`; PyTorch `dist.send`, `dist.recv` |
 # | `add_up` | MPI `Allreduce`; PyTorch `dist.all_reduce`; done for you by `DistributedDataParallel` |
 #

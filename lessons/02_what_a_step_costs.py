@@ -39,7 +39,8 @@ targets = rng.integers(0, SIZES[-1], ROWS)
 #
 # Count the weights first; then what else is alive at the moment when most is alive. Three small kinds of
 # bytes count too: the input, the gradient with respect to one layer's output that backward works on,
-# and half a megabyte of work arrays that the optimizer keeps. 10 % off is good enough.
+# and half a megabyte of work arrays that the optimizer keeps. `zero_grad` here sets the gradients to 0 and keeps
+# their arrays, so from the second step on they are always alive. 10 % off is good enough.
 
 # %%
 weights = sum(parameter.data.nbytes for parameter in MLP(SIZES).parameters())
@@ -217,7 +218,8 @@ for recording in (False, True):
 picture("memory", world, "part 6 of lesson 02", name="a graph for each batch")
 
 # %% [markdown]
-# (Of these, 128 x 10 x 4 B are a work array of the last loss.) Mend it without `no_grad()`: the list must keep
+# (Without a graph two outputs of 128 x 512 numbers are alive, a layer's input and its output, and seven losses of 4 B.
+# With graphs 128 x 10 x 4 B are a work array of the last loss.) Mend it without `no_grad()`: the list must keep
 # the number, `.item()`, in place of each loss. Change the line with `losses.append` and the line below it, and
 # run the cell again.
 
@@ -272,8 +274,8 @@ check("02.free_in_order", solution("02.free_in_order"))
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row. These 18 B per parameter are most of the
-# bytes of the first row; nearly all others are activations:
+# added up in float32 (4 B) and 12 B for Adam in every row. It has 6.74 billion, to be exact, so these 18 B
+# per parameter are 121 GB, most of the bytes of the first row; nearly all others are activations:
 
 # %%
 story("02")

@@ -54,7 +54,7 @@ buffered = predict("programs that hang when up to 1,000 B are buffered", example
 # purpose, and does not hang when a message becomes longer. That order can cost one more round of messages.
 #
 # The picture shows program 1 when sends wait. The red bars are ranks that wait, and the arrows from
-# them form a circle: each waits for the next one.
+# them form a circle: each waits for the next one. The length of the bars means nothing: no time passes on this clock.
 
 
 # %%
@@ -191,6 +191,17 @@ for eager_bytes in (0, 23, 24, 1000):
 # ready, the messages go round the circle one after another.
 
 
+# %%
+def only_rank_0_receives_first(comm):
+    return receive_then_send(comm) if comm.rank == 0 else send_then_receive(comm)
+
+
+for ranks in (4, 16):
+    world = SimWorld(ranks)
+    world.run(only_rank_0_receives_first)
+    print(f"{ranks:2} ranks: {world.end_time * 1e6:.2f} µs")
+
+
 # %% [markdown]
 # ## 7 Exercise: fix the ring exchange, three ways
 #
@@ -269,7 +280,7 @@ story("03")
 # | here | elsewhere |
 # |---|---|
 # | `send` that waits | MPI `Ssend`; in NCCL a send may wait or return earlier; do not rely on either |
-# | buffered up to `eager_bytes` | Open MPI `btl_sm_eager_limit`, `btl_tcp_eager_limit`; MPICH `MPIR_CVAR_CH4_OFI_EAGER_THRESHOLD` |
+# | buffered up to `eager_bytes` | Open MPI `btl_sm_eager_limit` (`btl_vader_eager_limit` in version 4), `btl_tcp_eager_limit`; MPICH `MPIR_CVAR_CH4_OFI_EAGER_THRESHOLD` (by default -1: libfabric decides) |
 # | `isend`, `irecv`, `wait` | MPI `Isend`, `Irecv`, `Wait`; PyTorch `dist.isend`, `dist.irecv`, `work.wait()` |
 # | `sendrecv` | MPI `Sendrecv`; PyTorch `dist.batch_isend_irecv`; NCCL `ncclGroupStart` ... `ncclGroupEnd` |
 # | the watchdog | PyTorch `TORCH_NCCL_ASYNC_ERROR_HANDLING`, `init_process_group(timeout=...)` |

@@ -44,13 +44,13 @@ guess = {
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# Sum an array over all ranks so that **every rank has the sum and no rank sends more than another**.
-# The sum takes two halves: after the *reduce-scatter* each rank has one chunk of the sum, and the
-# *all-gather* gives all chunks to all ranks. With a root, n - 1 whole arrays go into one rank and
-# n - 1 come out of it. The ring saves bytes: less than two arrays leave each rank, however many ranks
-# there are. It costs 2 (n-1) steps one after the other, and each takes the *latency* of a message, the
-# time that even an empty one needs. For a part of it, the *overhead*, the sender is busy at the start
-# and the receiver at the end: the one can send no other message, and the other can receive none.
+# Sum an array over all ranks so that **every rank has the sum and no rank sends more than another**. The sum takes two
+# halves: after the *reduce-scatter* each rank has one chunk of the sum, and the *all-gather* gives all chunks to all
+# ranks. With a root, n - 1 whole arrays go into one rank and n - 1 come out of it. The ring sends as many bytes in all,
+# but divides them: less than two arrays leave each rank, however many ranks there are. It costs 2 (n-1) steps one after
+# the other, and each takes the *latency* of a message, the time that even an empty one needs. In the first part of the
+# latency, the *overhead*, the sender can send nothing else; in the last part, as long, the receiver can receive nothing
+# else.
 #
 # Four ranks have 12 numbers each, so a chunk has 3 numbers (24 B). In the first three steps sums are
 # formed, and in three more they are distributed. In every step each rank sends to the right and
@@ -283,7 +283,7 @@ story("04")
 #
 # | here | elsewhere |
 # |---|---|
-# | `all_reduce(algorithm="ring")` | NCCL `ncclAllReduce` with `NCCL_ALGO=Ring`; Open MPI `coll_tuned_allreduce_algorithm 4` (ring); MPICH `MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM` |
+# | `all_reduce(algorithm="ring")` | NCCL `ncclAllReduce` with `NCCL_ALGO=Ring`; Open MPI `coll_tuned_allreduce_algorithm 4` (ring; with `coll_tuned_use_dynamic_rules 1`, without which it is ignored); MPICH `MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM` |
 # | `all_reduce` | PyTorch `dist.all_reduce`; JAX `jax.lax.psum`; Horovod `hvd.allreduce` |
 # | `reduce_scatter`, `all_gather` | PyTorch `dist.reduce_scatter_tensor`, `dist.all_gather_into_tensor`; JAX `psum_scatter`, `all_gather` |
 #

@@ -65,7 +65,7 @@ wrong = predict("time of the ring for 8 B over that of the fastest", example=2)
 
 # %%
 RANKS, ALPHA, BETA = 16, 1e-6, 1e-10
-NETWORK = LinkModel(ALPHA, BETA)
+NETWORK = LinkModel(ALPHA, BETA, overhead=0.25e-6)  # the network of lesson 04
 ALGORITHMS = ("recursive_doubling", "rabenseifner", "ring")
 rows = bench_virtual_collectives("all_reduce", RANKS, NETWORK)["rows"]
 figure = crossover(
@@ -95,18 +95,6 @@ for algorithm in ("recursive_doubling", "ring"):
     picture("space-time", world, command.format(algorithm), name=algorithm.replace("_", " "))
 
 # %% [markdown]
-# Recursive doubling of 4 numbers, message by message: after each round every rank holds the sum of
-# twice as many ranks as before.
-
-
-# %%
-def four_numbers(comm):
-    all_reduce(comm, np.arange(4.0) + 10 * comm.rank, algorithm="recursive_doubling")
-
-
-show(step(four_numbers, 8), "Recursive doubling of 4 numbers on 8 ranks.")
-
-# %% [markdown]
 # ## 4 The code
 #
 # Recursive doubling with every message. In binary notation the partner's number differs from the
@@ -125,6 +113,18 @@ def recursive_doubling(comm, array):
 
 
 print("8 ranks:", SimWorld(8).run(lambda comm: recursive_doubling(comm, np.ones(1)))[0])
+
+# %% [markdown]
+# The same with 4 numbers, message by message: after each round every rank holds the sum of twice as many ranks as
+# before.
+
+
+# %%
+def four_numbers(comm):
+    recursive_doubling(comm, np.arange(4.0) + 10 * comm.rank)
+
+
+show(step(four_numbers, 8), "Recursive doubling of 4 numbers on 8 ranks.")
 
 # %% [markdown]
 # It sends the whole array in every round. Rabenseifner's algorithm halves what is exchanged. First
@@ -177,14 +177,15 @@ for nbytes in (8, 18_816, 18_832, 16_000_000):
     print(f"Rabenseifner {rabenseifner:8.3f} µs, ring {ring:8.3f} µs")
     faster += [nbytes] * (rabenseifner < doubling)
 crossing.judge(faster[0], within=0.1)
+print(f"{8:10,} B: the root of lesson 00 {measured('naive', 8):8.3f} µs")
 wrong.judge(measured("ring", 8) / measured("recursive_doubling", 8), within=0.1)
 assert 18_816 < equal < faster[0] == 18_832
 
 # %% [markdown]
-# On 16 ranks the ring is never the fastest. But 12 ranks are no power of two: before the rounds four of
-# them send their whole array to another rank, and after the rounds they receive the whole sum. A ring
-# needs none of that. Nor does `ordered`, the sum in rank order of lesson 04b: each part of the array goes
-# straight to the rank that adds it up, and its sum straight to all others. On 16 MB:
+# On 16 ranks the ring is never the fastest by the formulas: 30 latencies are more than 8, and the bytes are equal. But
+# 12 ranks are no power of two: before the rounds four of them send their whole array to another rank, and after the
+# rounds they receive the whole sum. A ring needs none of that. Nor does `ordered`, the sum in rank order of lesson 04b:
+# each part of the array goes straight to the rank that adds it up, and its sum straight to all others. On 16 MB:
 
 # %%
 for ranks in (12, 16):
@@ -210,9 +211,9 @@ for ranks in (3, 8, 13):
         assert off < 1e-12
 
 # %% [markdown]
-# `algorithm="auto"` puts n, S, alpha and beta into such formulas and takes the fastest algorithm that the
-# library has (`cheapest`). Its choice for 16 processes that exchange messages through shared memory, and
-# for 16 ranks in two networks:
+# `algorithm="auto"` puts n, S, alpha, beta and an overhead of a quarter of alpha into such formulas and takes the
+# fastest algorithm that the library has (`cheapest`). Its choice for 16 processes that exchange messages through shared
+# memory, and for 16 ranks in two networks:
 
 # %%
 NETWORKS = {
@@ -308,10 +309,10 @@ story("05")
 #
 # | here | elsewhere |
 # |---|---|
-# | `algorithm="auto"` | NCCL's tuner (`NCCL_ALGO`, `NCCL_PROTO` overrule it); Open MPI `coll_tuned` decision tables; MPICH's selection by size |
+# | `algorithm="auto"` | NCCL's tuner (`NCCL_ALGO`, `NCCL_PROTO` overrule it); Open MPI `coll_tuned` decision tables (an algorithm of your choice only with `coll_tuned_use_dynamic_rules 1`); MPICH's selection by size |
 # | `recursive_doubling` | MPICH `MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM=recursive_doubling`; Open MPI `coll_tuned_allreduce_algorithm 3` |
 # | `rabenseifner` | MPICH `reduce_scatter_allgather`; Open MPI `coll_tuned_allreduce_algorithm 6` |
-# | `binomial` | Open MPI `coll_tuned_allreduce_algorithm 2` (reduce, then broadcast); unlike NCCL's `NCCL_ALGO=Tree`, a pipelined double binary tree |
+# | `binomial` | Open MPI `coll_tuned_allreduce_algorithm 2` (reduce, then broadcast); NCCL's `NCCL_ALGO=Tree` is another one, a pipelined double binary tree |
 # | `ring` | NCCL `NCCL_ALGO=Ring`; Open MPI `coll_tuned_allreduce_algorithm 4` |
 # | a ping-pong; alpha, beta, overhead | OSU micro-benchmarks `osu_latency`, `osu_bw`; Hockney's model, LogGP's L, o and G |
 #

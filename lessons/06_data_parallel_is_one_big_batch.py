@@ -13,13 +13,13 @@
 #
 # ## 1 The case
 #
-# Eight rows are one training step on two ranks. Rank 0 gets 5 of them and rank 1 gets 3,
-# because shards are seldom equal. Take one weight of the model. The mean of its gradient over rank
-# 0's rows is 1, over rank 1's rows it is 9. One device with all eight rows would get the mean over
+# Eight rows are one training step on two ranks. Rank 0 gets 5 of them and rank 1 gets 3, because rows divide unevenly,
+# or, where a sampler makes them equal, the tokens that count do not. Take one weight of the model. The mean of its
+# gradient over rank 0's rows is 1, over rank 1's rows it is 9. One device with all eight rows would get the mean over
 # the rows.
 #
-# What must both ranks get? The second question is about another job: four ranks sum the gradients of a
-# model of 676 numbers of 8 bytes round a ring. How many bytes leave a rank in every step?
+# What must both ranks get? And if four ranks sum their gradients round a ring, how many bytes leave a rank in every
+# step?
 
 # %%
 import numpy as np
@@ -277,9 +277,9 @@ story("06")
 #
 # | here | elsewhere |
 # |---|---|
-# | `DistributedDataParallel(model, comm)` | PyTorch `DistributedDataParallel`; Horovod `hvd.DistributedOptimizer`; DeepSpeed `"zero_optimization": {"stage": 0}`; Megatron-LM `--data-parallel-sharding-strategy no_shard` |
+# | `DistributedDataParallel(model, comm)` | PyTorch `DistributedDataParallel`; Horovod `hvd.DistributedOptimizer`; DeepSpeed `"zero_optimization": {"stage": 0}`; Megatron-LM `--data-parallel-sharding-strategy no_shard` (the default) |
 # | `reduction="sum"`, `divisor=` | PyTorch averages (the hook divides by the world size); Hugging Face `average_tokens_across_devices`; Megatron-LM `--calculate-per-token-loss` |
-# | shards of the data | PyTorch `DistributedSampler`, `set_epoch` |
+# | shards of the data | PyTorch `DistributedSampler`, `set_epoch`; it makes shards equal by repeating rows, or drops some (`drop_last=True`) |
 #
 # Next: [09 Mixed precision](09_mixed_precision.ipynb). Side rooms: [06b Buckets and
 # overlap](06b_buckets_and_overlap.ipynb), [06c Parameter server](06c_parameter_server.ipynb), [06d

@@ -80,12 +80,12 @@ p = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
 of_logits = (p - np.eye(256)[targets]) / TOKENS
 
 # %% [markdown]
-# In the picture every bar is the share of the entries of one size, as a power of two. The shaded part is
-# what float16 can hold without a scale. In the lighter shade are its subnormal numbers, those below 2^-14,
-# which have fewer digits the smaller they are. The red bars, around 2^-28, lie to the left of it and are flushed
-# (rounded) to zero. The words that came, near 2^-20, are one entry in 256, a bar that is hardly seen. Most of the
-# shaded range, to the right, is not used. The second picture is that of a loss scale of 1,024 = 2^10: float16 holds
-# what is ten powers of two smaller, and no bar is red.
+# In the picture every bar is the share of the entries of one size, as a power of two. The shaded part is what float16
+# can hold without a scale. In the lighter shade are its subnormal numbers, those below 2^-14, which have fewer digits
+# the smaller they are; the shade begins at 2^-25, from where on a number rounds up to 2^-24. The red bars, around
+# 2^-28, lie to the left of it and are flushed (rounded) to zero. The words that came, near 2^-20, are one entry in 256,
+# a bar that is hardly seen. Most of the shaded range, to the right, is not used. The second picture is that of a loss
+# scale of 1,024 = 2^10: float16 holds what is ten powers of two smaller, and no bar is red.
 
 # %%
 counts = count_exponents([of_logits])
@@ -124,10 +124,10 @@ for scale in (1, 16, 1024):
     print(f"scale {scale:5,}: {np.mean(second == 0):5.1%} are zero; the product is {off:5.1%} off")
 
 # %% [markdown]
-# So the scale has to be larger than the logits alone ask for. And a larger one is better, until an entry is larger
-# than 65,504, the largest number of float16, and becomes infinite. So the scale is found by trial: where a gradient
-# is infinite or NaN the step is skipped and the scale is halved (by default from the second overflow on);
-# after 2,000 good steps it doubles ([loss_scale.py](../minidist/optim/loss_scale.py)).
+# So the scale has to be larger than the logits alone ask for. And a larger one is better, until an entry is larger than
+# 65,504, the largest number of float16, and becomes infinite. So the scale is found by trial: where a gradient is
+# infinite or NaN the step is skipped and the scale is halved (by default from the second overflow on, `--hysteresis 2`;
+# in part 7 at the first); after 2,000 good steps it doubles ([loss_scale.py](../minidist/optim/loss_scale.py)).
 #
 # Not every operation computes in 16 bits. Products do; sums, statistics and losses are float32 inside, and
 # what is kept for backward is rounded to 16 bits ([precision.py](../minidist/nn/ops/precision.py)).
@@ -190,7 +190,8 @@ for precision in ("fp32", "fp16", "bf16"):
 # %% [markdown]
 # float16 is two steps behind. What one rank holds between two steps, as parameters + gradients + optimizer state, its
 # activations at most, and what it has sent in twenty steps. With a loss scale the ranks also agree, in one byte per
-# step, on whether there was an overflow (part 6 says what for):
+# step, on whether there was an overflow (part 6 says what for). Of the activations in float32 128 tokens x 256 scores
+# x 4 B = 131,072 B appear only in backward; without them float16 takes half:
 
 # %%
 numbers = runs["fp32"].held["parameter"] // 4
@@ -218,7 +219,9 @@ assert alone == 1
 
 # %% [markdown]
 # Is it the training of one device? `compare_rank` trains a job on these ranks and on one device, and compares the
-# losses, and every gradient, parameter and optimizer state of each step, bit for bit:
+# losses, and every gradient, parameter and optimizer state of each step, bit for bit. The one device computes the
+# micro-batches of the ranks one after the other and adds them in the order of the ranks (lesson 04b); as one matrix
+# product over all rows it would have other last bits.
 
 # %%
 verdict = SimWorld(3).run(compare_rank, job_in("fp16"))[0]

@@ -40,7 +40,6 @@ arithmetic = predict("arithmetic of a step, over that without recomputation", ex
 
 # %%
 from contextlib import nullcontext
-from copy import deepcopy
 from itertools import pairwise
 
 import numpy as np
@@ -121,7 +120,7 @@ def step(comm, segments=None, micro_batches=1, p=0.0):
 # left is the model while it is built.) Look at the light blue, the activations. Without changes they rise once, to
 # 17 arrays: 16 outputs (the last one is there because `x` names it) and the softmax. With four micro-batches they
 # rise four times, a quarter as high. With two segments forward keeps almost nothing, and backward rises twice, once
-# for each segment that runs again:
+# for each segment that runs again; the teeth in forward are outputs inside a segment, freed at once:
 
 # %%
 plans = {"as it is": {}, "4 micro-batches": {"micro_batches": 4}}
@@ -175,7 +174,18 @@ assert same
 
 # %% [markdown]
 # Accumulation needs no code at all: backward adds to the gradients that are there. It needs the right divisor: the
-# rows of the whole batch, not of the micro-batch.
+# rows of the whole batch, not of the micro-batch. With its own rows four means are added:
+
+# %%
+model = MLP([WIDTH] * 3, dtype=np.float64)
+ratios = []
+for divisor in (ROWS, None):  # None: the rows of this pass
+    model.zero_grad()
+    for part in np.array_split(np.arange(ROWS), 4):
+        cross_entropy(model(Tensor(rows[part])), targets[part], divisor).backward()
+    ratios.append(np.abs(next(model.parameters()).grad).max())
+print(f"divided by its own rows, the gradient is {ratios[1] / ratios[0]:.0f} times as large")
+assert round(ratios[1] / ratios[0]) == 4
 
 # %% [markdown]
 # ## 5 Check
@@ -306,29 +316,7 @@ assert off > 0.01
 
 # %% [markdown]
 # minidist's dropout cannot do that: its draws depend on (seed, step, module, call, sample), and
-# `checkpoint` repeats the count of calls. Where a generator has to be shared, keep a copy of it as it was before
-# forward, and draw from the copy when the layer runs again:
-
-# %%
-generator = np.random.default_rng(7)
-before = deepcopy(generator)
-print(f"forward draws {generator.integers(0, 10, 5)}, and then {generator.integers(0, 10, 5)}")
-print(f"the copy draws {before.integers(0, 10, 5)}")
-
-# %% [markdown]
-# The typical mistake of accumulation: each micro-batch divides by its own rows. Four means are added, and
-# the gradient is four times too large:
-
-# %%
-model = MLP([WIDTH] * 3, dtype=np.float64)
-ratios = []
-for divisor in (ROWS, None):  # None: the rows of this pass
-    model.zero_grad()
-    for part in np.array_split(np.arange(ROWS), 4):
-        cross_entropy(model(Tensor(rows[part])), targets[part], divisor).backward()
-    ratios.append(np.abs(next(model.parameters()).grad).max())
-print(f"divided by its own rows, the gradient is {ratios[1] / ratios[0]:.0f} times as large")
-assert round(ratios[1] / ratios[0]) == 4
+# `checkpoint` repeats the count of calls. What if a generator has to be shared? That is the exercise.
 
 # %% [markdown]
 # ## 7 Exercise: a replay that draws the same mask
@@ -388,7 +376,7 @@ story("10")
 # | here | elsewhere |
 # |---|---|
 # | `checkpoint(fn, x)` | PyTorch `torch.utils.checkpoint.checkpoint(fn, x, use_reentrant=False)`, `checkpoint_sequential`; JAX `jax.checkpoint` (`jax.remat`) |
-# | segments of layers | Megatron-LM `--recompute-granularity full --recompute-method uniform --recompute-num-layers`; DeepSpeed `activation_checkpointing`; Hugging Face `gradient_checkpointing=True` |
+# | segments of layers | Megatron-LM `--recompute-granularity full --recompute-method uniform --recompute-num-layers`, and `--recompute-granularity selective`, which recomputes attention only; DeepSpeed `activation_checkpointing`; Hugging Face `gradient_checkpointing=True` |
 # | the same draws in a replay | PyTorch `preserve_rng_state=True` |
 # | `--accumulation`, `--micro-batch` | DeepSpeed `gradient_accumulation_steps`, `train_micro_batch_size_per_gpu`; Megatron-LM `--micro-batch-size`, `--global-batch-size` |
 # | `no_sync()` | PyTorch `model.no_sync()`; Accelerate `accelerator.accumulate(model)` |

@@ -205,7 +205,8 @@ for prefetch in (0, 1, 2):
     (_, account, _), *_ = world.run(train, sharded, prefetch=prefetch)
     second[prefetch], peak[prefetch] = only_steps(world.traces, 1, 2), account.peak_by_purpose
 for prefetch in (0, 1):
-    picture("lanes", second[prefetch], "part 5 of lesson 12", name=f"prefetch {prefetch}")
+    name = f"prefetch {prefetch}"
+    picture("lanes", second[prefetch], "part 5 of lesson 12", name=name, most_seconds=2.5e-3)
 
 # %% [markdown]
 # The time of that step, and the whole layers at the peak. The second layer ahead takes memory and gains
@@ -333,7 +334,8 @@ check("12.prefetch", solution("12.prefetch"))
 # added up in float32 (4 B) and 12 B for Adam. With ZeRO 3 a card's part of the weights is float32, and so
 # its own master copy: 4 + 4 + 8 B per parameter, divided by n.
 #
-# The second row 12 trains another model. On 64 cards 7 billion parameters have no need of ZeRO 3: with
+# The first row 12 is slower than row 11: on 8 cards ZeRO 3 costs 1.5 s and frees 35 GB that nobody needs. The second
+# row 12 trains another model. On 64 cards 7 billion parameters have no need of ZeRO 3: with
 # ZeRO 1 the cards wait 0.01 s of 1.55 s for messages, so no other layout can gain 1 % by waiting less. So from here
 # on the model has 65 billion parameters. On 64 cards they do not fit with ZeRO 2, and with ZeRO 3 the cards wait
 # 3.79 s in a step for messages:
@@ -362,9 +364,9 @@ story("12")
 # |---|---|
 # | `fully_shard(layer, mesh=comm)` | ZeRO stage 3 (Rajbhandari et al. 2020), FSDP (Zhao et al. 2023); PyTorch FSDP2 `fully_shard`; FSDP1 `FullyShardedDataParallel(auto_wrap_policy=...)`; DeepSpeed `"stage": 3` |
 # | `reshard_after_forward` | the same in FSDP2; FSDP1 `FULL_SHARD` (True), `SHARD_GRAD_OP` (False) |
-# | `prefetch` | FSDP2 `set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`; FSDP1 `forward_prefetch`, `backward_prefetch`; DeepSpeed `stage3_prefetch_bucket_size` |
+# | `prefetch` | FSDP2 `set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`; FSDP1 `forward_prefetch`, `backward_prefetch` (FSDP prefetches in backward by itself; these only change that); DeepSpeed `stage3_prefetch_bucket_size` |
 # | `persistence_threshold`: smaller units stay whole | DeepSpeed `stage3_param_persistence_threshold` |
-# | a mesh (replicate, shard), `--dp-replicate` | FSDP `HYBRID_SHARD`; DeepSpeed `zero_hpz_partition_size` (secondary shards) |
+# | a mesh (replicate, shard), `--dp-replicate` | FSDP `HYBRID_SHARD`; DeepSpeed MiCS, `mics_shard_size`. `zero_hpz_partition_size` is another thing: a second copy of the weights per node, with all states still divided by n |
 #
 # Now all weights travel twice and all gradients once in every micro-batch. On slow links that is what limits
 # a step, and it does not become less with fewer tokens in a micro-batch.

@@ -97,7 +97,7 @@ class StepFlags:
         """
         for name in (name for name in names if getattr(self, name) != getattr(StepFlags, name)):
             value = getattr(self, name)
-            raise UsageError(f"--{name} {why}" if value is True else f"--{name} {value} {why}")
+            raise UsageError(f"--{name} {why}" if value is True else f"--{name} {quoted(value, marks=False)} {why}")
 
 
 @json_or_table

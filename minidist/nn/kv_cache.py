@@ -7,7 +7,7 @@ an earlier token computed, so its keys and values can be kept, and a new token c
                            └─────────▶ softmax(q K^T / sqrt(d)) V              work per token: 2 P + 4 L t D
 
 with P the weights in products, L layers, t tokens in the cache and D the width of keys; without it, about t times as
-much. The cache holds 2 L t D numbers (`kv_cache_bytes`), D = (key-value heads) x (head size).
+much. The cache holds 2 L t D numbers, D = (key-value heads) x (head size).
 
 A cache is of a text that only grows. Where a model's window slides, every token has another position and sees fewer
 tokens before it: then the window has to be computed anew.
@@ -146,11 +146,6 @@ def can_cache(model: Any) -> bool:
     blocks = getattr(model, "blocks", ())
     routes = any(isinstance(module, MixtureOfExperts) for module in model.modules())
     return bool(blocks) and not routes and all(_attention_of(block) is not None for block in blocks)
-
-
-def kv_cache_bytes(layers: int, tokens: int, kv_heads: int, head_size: int, itemsize: int) -> int:
-    """Return the bytes of the keys and values of `tokens` tokens."""
-    return 2 * layers * tokens * kv_heads * head_size * itemsize
 
 
 def _attention_of(block: Any) -> Any:

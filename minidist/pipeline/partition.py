@@ -200,11 +200,6 @@ def partition(layers: Sequence[Layer], method: str, parts: int) -> Partition:
     return Partition(max(sum(seconds[stage.first : stage.last + 1]) for stage in stages), stages)
 
 
-def noam(stages: Sequence[Stage]) -> int:
-    """Return PipeDream's number of mini-batches on their way: machines / machines of the first stage, rounded up."""
-    return math.ceil(sum(stage.replicas for stage in stages) / stages[0].replicas)
-
-
 def _check_problem(layers: Sequence[Layer], machines: int, objective: str, memory_limit: float | None) -> None:
     """Raise UsageError for a problem that the optimizer cannot solve, or not in time."""
     if objective not in OBJECTIVES:

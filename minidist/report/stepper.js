@@ -57,7 +57,8 @@
     for (let i = 0; i < array.size; i++) {
       const x = LEFT + (i % data.cells) * CELL, top = y + Math.floor(i / data.cells) * ROW;
       const isNew = now > 0 && values[i] !== before[i];
-      const fill = values[i] === end[i] ? 1 : 0.35;  // an element with its last value is filled
+      // An element with its last value is filled, and one whose value is not known yet is empty.
+      const fill = values[i] === "" ? 0 : values[i] === end[i] ? 1 : 0.35;
       const colour = data.colours[array.chunk[i] % data.colours.length];
       parts += `<rect class="cell" x="${x}" y="${top}" width="${CELL - 2}" height="${ROW - 4}" rx="3" fill="#fff"/>`
         + `<rect class="${isNew ? "new" : "cell"}" x="${x}" y="${top}" width="${CELL - 2}" height="${ROW - 4}" rx="3"`

@@ -27,7 +27,7 @@ from minidist.comm.launching import writable
 from minidist.core.base.errors import UsageError
 from minidist.report.frame import GENERATOR, HEAD
 from minidist.report.palette import PALETTE, RANKS, kind_of
-from minidist.report.stepper_world import KeptArray, Place, StepWorld, step
+from minidist.report.stepper_world import NEVER, KeptArray, Place, StepWorld, step
 from minidist.report.timeline import arrived, pairs
 
 __all__ = ["Stepper", "show", "step"]
@@ -35,6 +35,7 @@ __all__ = ["Stepper", "show", "step"]
 SCRIPT, STYLE = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("stepper.js", "stepper.css"))
 MAX_STEPS, MAX_RANKS, MAX_SPANS = 400, 32, 2_000
 ROW, CELLS = 26, 24  # pixels of a line of cells; cells in a line
+MAX_NAME = 16  # letters of a variable, next to its cells
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _steps(run: Any, traces: Sequence[Trace]) -> tuple[list[dict[str, Any]], lis
     # Of a StepWorld: the steps by the time of arrival, and what changed with each.
     matching = run.matching
     order = sorted(range(len(matching.steps)), key=lambda number: matching.steps[number].receive.end)
-    place = {-1: -1, **{number: at for at, number in enumerate(order)}}
+    place = {-1: -1, **{number: at for at, number in enumerate(order)}, NEVER: NEVER}
     # Of each rank, the number of each shown array -> its place on the page.
     shown: list[dict[int, int]] = []
     for row in matching.arrays:
@@ -126,7 +127,13 @@ def _steps(run: Any, traces: Sequence[Trace]) -> tuple[list[dict[str, Any]], lis
     for number in order:
         send, receive, source, target = matching.steps[number]
         steps.append(_step(send, receive, _shown(source, shown[send.rank]), _shown(target, shown[receive.rank])))
-    arrays = [[_values(row[number], place) for number in shown[rank]] for rank, row in enumerate(matching.arrays)]
+    arrays = []
+    for rank, row in enumerate(matching.arrays):
+        sources = [(at, step["source"]) for at, step in enumerate(steps) if step["from"] == rank and step["source"]]
+        sent = [
+            [(at, first, stop) for at, (one, first, stop) in sources if one == own] for own in range(len(shown[rank]))
+        ]
+        arrays.append([_values(row[number], place, sent[at]) for number, at in shown[rank].items()])
     return steps, arrays
 
 
@@ -146,17 +153,27 @@ def _step(send: Any, receive: Any, source: list[int] | None, target: list[int] |
     }
 
 
-def _values(kept: KeptArray, place: dict[int, int]) -> dict[str, Any]:
-    """Return what the page needs of an array: its type, and step -> its elements as short texts."""
+def _values(kept: KeptArray, place: dict[int, int], sent: list[tuple[int, int, int]]) -> dict[str, Any]:
+    """Return what the page needs of an array: its name or type, and step -> its elements as short texts.
+
+    sent: (step, first, stop) of each message from it. An element whose value is not known yet has the text "".
+    """
+    # What has been sent was there before; two messages that arrive at the same time may have been drawn in any order.
+    since = [place[int(step)] for step in kept.since]
+    for at, first, stop in sent:
+        since[first:stop] = [min(step, at - 1) for step in since[first:stop]]
+
+    held = {place[step]: values for step, values in kept.values.items()}
+    changes, values = [], held[-1]
+    for at in sorted({-1, *held, *since} - {NEVER}):
+        values = held.get(at, values)
+        changes.append([at, [_text(v) if at >= known else "" for v, known in zip(values, since, strict=True)]])
     shape = ", ".join(map(str, kept.array.shape))
-    changes = sorted((place[step], values) for step, values in kept.values.items())
-    return {
-        "about": f"{kept.array.dtype}[{shape}]",
-        "changes": [
-            [step, [f"{value:.4g}" if isinstance(value, float | np.floating) else str(value) for value in values]]
-            for step, values in changes
-        ],
-    }
+    return {"about": kept.name[:MAX_NAME] or f"{kept.array.dtype}[{shape}]", "changes": changes}
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
 
 
 def _height(data: dict[str, Any]) -> int:

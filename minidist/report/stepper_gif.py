@@ -78,7 +78,8 @@ def _cells(
     for i, text in enumerate(held):
         x, top = LEFT + i % data["cells"] * size, y + i // data["cells"] * row
         is_new = now > 0 and text != before[i]
-        colour = data["colours"][0] if text == last[i] else "#E4ECF5"  # an element with its last value is filled
+        # An element with its last value is filled, and one whose value is not known yet is empty.
+        colour = "white" if not text else data["colours"][0] if text == last[i] else "#E4ECF5"
         box = (x, top, x + size - 3, top + row - 4)
         pen.rectangle(box, fill=colour, outline=NEW if is_new else "#BBBBBB", width=2 if is_new else 1)
         pen.text((x + size / 2 - 1, top + row / 2 - 2), text, fill=INK, anchor="mm", font_size=11)

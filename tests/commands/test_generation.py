@@ -16,7 +16,7 @@ from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.metrics import read_metrics
 from minidist.job.train.trainer import train
-from minidist.nn.kv_cache import KeyValueCache, kv_cache_bytes
+from minidist.nn.kv_cache import KeyValueCache
 from tests.cases import each
 from tests.jobs import SMALL_GPT
 
@@ -112,7 +112,8 @@ def test_a_cache_holds_the_bytes_of_its_formula_and_grows_by_pieces():
     for piece in (text[:1], text[1:4], text[4:]):
         logits = pieces.extend(piece)
     assert np.abs(logits - expected).max() < 1e-12
-    assert pieces.nbytes == whole.nbytes == kv_cache_bytes(2, 8, 2, 4, 8)
+    layers, tokens, kv_heads, head_size, itemsize = 2, 8, 2, 4, 8
+    assert pieces.nbytes == whole.nbytes == 2 * layers * tokens * kv_heads * head_size * itemsize
     assert np.array_equal(model(np.array([text])).data[0, -1], expected)  # the model is as it was
     for wrong, sentence in (([1], "1 new tokens for a cache with 8 of 8 tokens"), ([], "0 new tokens")):
         with pytest.raises(UsageError, match=sentence):

@@ -6,7 +6,7 @@ import pytest
 from minidist.comm import SimWorld
 from minidist.core.comm.sim.matching import LinkModel
 from minidist.job.train.trainer import train
-from minidist.pipeline.runtime.layer_profile import GivenProfile, LayerProfile, LayerTimes
+from minidist.pipeline.runtime.layer_profile import LayerProfile, LayerTimes
 from minidist.techniques.repartition.extension import profiled_by
 from tests.train.test_shares import config_of
 
@@ -69,9 +69,3 @@ def test_medians_without_the_first_step():
         profile.end_step()
     assert profile.take(4).seconds == [3.0]
     assert profile.take(4) is None
-
-
-def test_a_given_profile():
-    profile = GivenProfile({2: [1, 2, 3]})
-    assert profile.take(1) is None
-    assert profile.take(2).seconds.tolist() == [1, 2, 3] == profile.take(2).flops.tolist()

@@ -8,17 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from minidist.core.base.errors import UsageError
-from minidist.pipeline.partition import (
-    Layer,
-    Stage,
-    by_cost,
-    by_slowest,
-    noam,
-    partition,
-    pipedream,
-    read_profile,
-    uniform,
-)
+from minidist.pipeline.partition import Layer, Stage, by_cost, by_slowest, partition, pipedream, read_profile, uniform
 
 COSTS = st.lists(st.floats(0, 9), min_size=1, max_size=6)
 LAYERS = st.lists(
@@ -126,11 +116,6 @@ def test_cuts_are_the_best_of_all(costs, parts):
         sums = [sum(costs[s.first : s.last + 1]) for s in function(costs, parts)]
         assert len(sums) == parts
         assert value(sums) == min(value([sum(costs[a:b]) for a, b in blocks]) for blocks in cuts(len(costs), parts))
-
-
-def test_noam():
-    assert noam([Stage(0, 0, 2), Stage(1, 1, 1)]) == 2
-    assert noam([Stage(0, 0), Stage(1, 1), Stage(2, 2)]) == 3
 
 
 def test_uniform():

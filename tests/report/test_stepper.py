@@ -65,10 +65,51 @@ def test_a_change_after_a_send_belongs_to_that_message():
 
     data = data_of(show(step(main, 2)).page)
     assert data["arrays"][0][0]["changes"] == [[-1, ["1", "2"]], [0, ["11", "12"]], [1, ["21", "22"]]]
-    assert data["arrays"][1][0]["changes"] == [[-1, ["1", "2"]], [1, ["11", "12"]]]
+    assert data["arrays"][1][0]["changes"] == [[-1, ["", ""]], [0, ["1", "2"]], [1, ["11", "12"]]]
 
 
-def test_what_a_new_buffer_holds_before_its_first_message_is_zero_and_not_what_was_in_memory():
+def test_what_a_rank_writes_is_not_shown_before_the_message_after_which_it_is_known():
+    def main(comm):
+        total, incoming = np.full(1, 1.0 + comm.rank), np.empty(1)
+        if comm.rank > 0:
+            comm.send(total, 0)
+            return
+        for source in (1, 2):
+            comm.recv(incoming, source)
+            total += incoming
+        twice = 2 * total
+        comm.send(twice, 3)
+
+    def last(comm):
+        main(comm) if comm.rank < 3 else comm.recv(np.empty(1), 0)
+
+    data = data_of(show(step(last, 4)).page)
+    rows = {array["about"]: array["changes"] for array in data["arrays"][0]}
+    assert rows["incoming"] == [[-1, [""]], [0, ["2"]], [1, ["3"]]]
+    assert rows["twice"] == [[-1, [""]], [1, ["12"]]]
+    assert [array["about"] for array in data["arrays"][3]] == ["float64[1]"]  # an array without a name
+
+    # A sum is in an array that only its sums are sent from: it is known from the beginning, as its name is.
+    def sums(comm):
+        total, incoming = np.full(1, 1.0), np.empty(1)
+        if comm.rank == 0:
+            comm.recv(incoming, 1)
+            total += incoming
+            comm.send(total, 1)
+        else:
+            comm.send(total, 0)
+            comm.recv(total, 0)
+
+    data = data_of(show(step(sums, 2)).page)
+    rows = {array["about"]: array["changes"] for array in data["arrays"][0]}
+    assert rows["total"] == [[-1, ["1"]], [0, ["2"]]]
+
+    # An array without a name that the program gives to a collective is there before its first message too.
+    data = data_of(show(step(lambda comm: all_reduce(comm, np.ones(2), algorithm="ordered"), 3)).page)
+    assert [row[0]["changes"][0] for row in data["arrays"]] == [[-1, ["1", "1"]]] * 3
+
+
+def test_what_a_new_buffer_holds_before_its_first_message_is_empty_and_not_what_was_in_memory():
     def main(comm):
         part = np.full(2, 77.0)
         reduce_scatter(comm, np.ones(8), out=part)
@@ -76,7 +117,7 @@ def test_what_a_new_buffer_holds_before_its_first_message_is_zero_and_not_what_w
 
     arrays = [array for row in data_of(show(step(main, 4)).page)["arrays"] for array in row]
     first = [array["changes"][0] for array in arrays]
-    assert [-1, ["0", "0"]] in first
+    assert [-1, ["", ""]] in first
     assert not any("77" in values for _, values in first)
 
 
@@ -92,7 +133,7 @@ def test_a_part_of_an_array_belongs_to_it_and_a_large_one_is_not_kept():
 
     data = data_of(show(step(main, 2)).page)
     assert [one["target"] for one in data["steps"]] == [[0, 3, 6], None]
-    assert [array["about"] for array in data["arrays"][1]] == ["float64[2, 3]"]
+    assert [array["about"] for array in data["arrays"][1]] == ["whole"]
 
 
 def test_a_schedule_and_a_plain_run_have_pages_too_and_nothing_is_refused():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from minidist.comm import SimWorld
+from minidist.commands.runner import run_comparison
 from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.job import build
@@ -12,7 +13,6 @@ from minidist.job.train.trainer import train
 from minidist.techniques import own_loop
 from minidist.techniques.lr_scaling.extension import exponent_and_steps
 from tests.cases import each
-from tests.jobs import equals_one_device
 from tests.train.test_shares import JOB as SMALL
 from tests.train.test_shares import check_bytes, config_of
 
@@ -80,7 +80,8 @@ def test_a_batch_that_grows_by_ranks_or_by_accumulation_is_the_job_with_that_rat
 )
 def test_every_layout_equals_one_device(values):
     config, _, ranks = config_of(**{**JOB, **values, "lr_scaling": "linear:2"})
-    equals_one_device(ranks, config)
+    verdict = run_comparison(config, ranks, 60)
+    assert verdict.equal, verdict.first_difference
 
 
 def test_a_server_and_its_workers_have_the_rate_of_the_batch():

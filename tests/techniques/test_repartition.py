@@ -16,7 +16,7 @@ from minidist.job.equality.compare import Judge, tier_of
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.metrics import MetricsFile, read_metrics
 from minidist.job.train.trainer import train
-from minidist.pipeline.runtime.layer_profile import GivenProfile, LayerProfile
+from minidist.pipeline.runtime.layer_profile import LayerProfile, LayerTimes
 from minidist.planning.volumes import phases_bytes
 from minidist.techniques.repartition.extension import profiled_by
 from tests.cases import has_settings
@@ -30,6 +30,20 @@ FLOAT = {"precision": "fp64", "reduction": "ring"}
 FP16 = {"precision": "fp16", "loss_scale_hysteresis": 1}
 SPARSE = {"sparsity": 0.5, "sparsity_schedule": "1,3,1"}
 ONE, EIGHTH = {2: [1, 1, 1, 9]}, {2: [1] * 7 + [4]}  # the last layer is slow, so one before it moves
+
+
+class GivenProfile(LayerProfile):
+    """A profile that is given. seconds: steps done -> seconds of each layer. paces: of each rank, its slowness."""
+
+    def __init__(self, seconds, paces):
+        super().__init__()
+        self.given, self.paces = seconds, paces
+
+    def take(self, done):
+        if done not in self.given:
+            return None
+        work = np.array(self.given[done], float)
+        return LayerTimes(work * (1.0 if self.paces is None else self.paces[self.comm.rank]), work)
 
 
 def run(values, seconds, paces=None, observers=lambda comm: (), world=None):

@@ -50,7 +50,7 @@ def test_every_step_equals_the_replay(name, optimizer):
         # With what else a job has: precision, recomputation, evaluations, experts, dropout, batches read ahead.
         (2, {"precision": "bf16", "recompute": "selective", "evaluate_every": 4}),
         (3, {"replicas": "1,2", "experts": 2, "dropout": 0.1, "evaluate_every": 3, "recompute": "full"}),
-        (4, {"replicas": "2,2", "model": "llama", "precision": "bf16", "optimizer": "lamb", "every": 4}),
+        (4, {"replicas": "2,2", "model": "llama", "precision": "bf16", "optimizer": "lamb"}),
         (3, {"replicas": "2,1", "attention_dropout": 0.1, "prefetch_batches": 2, "steps": 5}),
         (2, {"schedule": "pipedream-2bw", "global_batch": 5, "microbatches": 3, "micro_batch": None, "steps": 4}),
         (2, {"schedule": "pipedream-2bw", "experts": 2, "model": "llama", "evaluate_every": 2, "steps": 4}),

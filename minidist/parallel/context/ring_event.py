@@ -91,7 +91,9 @@ class RingAttentionEvent(RingAttention):
         token = watchers.set(())
         try:
             with account_memory() as account, FlopCounter() as counter:
-                counter.add = lambda *operation: record.calls.append(("count", operation))  # type: ignore[method-assign]
+                counter.add = counter.counted = (  # type: ignore[method-assign]
+                    lambda *operation: record.calls.append(("count", operation))
+                )
                 getattr(RingAttention, name)(twin, *arrays, drop)
         finally:
             watchers.reset(token)

@@ -13,7 +13,7 @@ the layers are counted, too: seconds per FLOP are the pace of a rank.
 Proved by: tests/pipeline/test_layer_profile.py, tests/techniques/test_repartition.py
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -130,24 +130,6 @@ class LayerProfile:
                 scale = self.actions[stage] / own
             seconds[layers] = self.forward[layers] * scale
         return LayerTimes(seconds, self.flops, front, back)
-
-
-class GivenProfile(LayerProfile):
-    """A profile that is given, not measured. seconds: steps done -> seconds of each layer on ranks of equal pace.
-
-    paces: of each rank, by which its layers take longer; 1 by default.
-    """
-
-    def __init__(self, seconds: Mapping[int, Sequence[float]], paces: Sequence[float] | None = None) -> None:
-        super().__init__()
-        self.given, self.paces = seconds, paces
-
-    def take(self, done: int) -> LayerTimes | None:
-        """Return the given times of these layers after `done` steps; None when there are none."""
-        if done not in self.given:
-            return None
-        work = np.array(self.given[done], float)
-        return LayerTimes(work * (1.0 if self.paces is None else self.paces[self.comm.rank]), work)
 
 
 def _flops() -> int:
