@@ -289,12 +289,12 @@ check("00.in_rank_order", solution("00.in_rank_order"))
 
 # %% [markdown]
 # The course follows one job: a model of 7 billion parameters, and from lesson 12 on one of 65 billion, is to be trained
-# on cards (NVIDIA H100 GPUs) with 80 GB of memory each, and with numbers of 16 bits, 2 B. (It has 6.74 billion, to be
-# exact. In training a parameter needs 18 B, which makes 121 GB: lesson 02 counts them.) Every core lesson adds a row to
-# the table of that job: the number of cards, the bytes of the fullest card, whether they fit, and the seconds of a step
-# of 2^20 tokens (here pieces of text, not messages), or, where these do not change, a remark. `minidist plan` computes
-# the numbers ([story.py](../minidist/course/story.py)). The last column says what is still wrong, and the lessons that
-# follow work on it:
+# on cards (NVIDIA H100 GPUs) with 80 GB of memory each, which are 85 x 10^9 B (a GB is 10^9 B in the table), and with
+# numbers of 16 bits, 2 B. (It has 6.74 billion, to be exact. In training a parameter needs 18 B, which makes 121 GB:
+# lesson 02 counts them.) Every core lesson adds a row to the table of that job: the number of cards, the bytes of the
+# fullest card, whether they fit, and the seconds of a step of 2^20 tokens (here pieces of text, not messages), or,
+# where these do not change, a remark. `minidist plan` computes the numbers ([story.py](../minidist/course/story.py)).
+# The last column says what is still wrong, and the lessons that follow work on it:
 
 # %%
 story("00")

@@ -51,7 +51,7 @@ from minidist import (
     split_model,
 )
 from minidist.base.memory import account_memory
-from minidist.core.pipeline.schedules import stage_order
+from minidist.core.pipeline.plan import Action
 from minidist.course.story import spent, story
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
@@ -208,7 +208,8 @@ time_guess.judge(timings[1].makespan / timings[0].makespan)
 assert alive == [min(m, p - s) for s in range(p)]
 
 # %% [markdown]
-# The last stage measures half a micro-batch more, for its loss. The bubble is GPipe's, for any m; the
+# The last stage measures half a micro-batch more, for its loss. (The picture is noted at the ends of actions,
+# when the loss is freed already.) The bubble is GPipe's, for any m; the
 # memory does not grow with m:
 
 # %%
@@ -243,19 +244,26 @@ for stages, count in ((4, 8), (3, 5), (8, 3), (2, 1)):
 # %% [markdown]
 # ## 6 Break it
 #
-# One forward less at the start, on every stage but the last, which has none there. Less memory is
-# held, but the stages wait for each other. A test that looks at the gradients alone does not see it:
+# Take the library's list, and exchange each forward of the pairs with the backward after it, on every stage but
+# the last, where a B needs the F before it. Now one forward less runs at the start. Less memory is held, but the
+# stages wait for each other. A test that looks at the gradients alone does not see it:
 
 
 # %%
-def late(p, m, less):
-    """1F1B whose stages run `less` forwards fewer ahead."""
-    ahead = [max(0, min(m, p - 1 - s - less)) for s in range(p)]
-    return [stage_order(s, m, ahead[s]) for s in range(p)]
+def backward_first(order):
+    """The list of a stage with each B of its pairs of F and B before the F."""
+    ahead = [Action(item).kind for item in order].index("B") - 1
+    if ahead == 0:  # the last stage
+        return order
+    pairs = order[ahead : len(order) - ahead]
+    exchanged = [item for f, b in zip(pairs[::2], pairs[1::2], strict=True) for item in (b, f)]
+    return order[:ahead] + exchanged + order[len(order) - ahead :]
 
 
 eager = get_schedule("1f1b").plan(p, m)
-slow = type(eager)("one forward less", late(p, m, 1), p, m)
+slow = type(eager)(
+    "one forward less", [backward_first(list(order)) for order in eager.orders], p, m
+)
 validate(slow)
 times = [time_plan(plan, spans=True) for plan in (eager, slow)]
 show(gantt(times, command="part 6 of lesson 17"))
@@ -328,6 +336,8 @@ spent("17")
 # | 1F1B with one update per step | "PipeDream-Flush" (Narayanan et al. 2021); DAPPLE |
 # | the p-1-s forwards before one forward and one backward in turn | Megatron-LM `num_warmup_microbatches` |
 # | micro-batches alive | Megatron-LM: "in-flight microbatches" |
+#
+# What is left is the wait at both ends of a step, where a stage has nothing that it could run early.
 #
 # Next: [19 Zero bubble](19_zero_bubble.ipynb). Side rooms: [17b PipeDream and weight
 # stashing](17b_pipedream_and_weight_stashing.ipynb), [17c Two versions of the

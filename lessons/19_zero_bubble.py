@@ -60,8 +60,7 @@ from minidist.report.gantt import as_traces, gantt
 # actions, which the percentages count, and at the strips below, which show what it costs in activations, from
 # F to W. (W needs only the inputs of its products and the gradients; the rest can go after I.) ZB-H1 pays
 # nothing on its fullest rank. ZB-H2 pays, and ends this *one* step no earlier: its ranks begin and end at
-# different times, and none waits in between. (Lesson 16 counted those ends, too; so counted, both are idle for 3
-# of 27.) It gains when the next step begins at once, with no sum over all ranks between the steps (part 10).
+# different times, and none waits in between.
 
 # %%
 p, m = 4, 8
@@ -76,7 +75,9 @@ show(
 )
 
 # %% [markdown]
-# ZB-H2 as a page to step through, one time after the other: W fills what was idle.
+# ZB-H2 gains when the next step begins at once, with no sum over all ranks between the steps (part 10). (Lesson
+# 16 counted the ends of a step, too. So counted, ZB-H1 and ZB-H2 are both idle for 3 of 27.) ZB-H2 as a page to
+# step through, one time after the other: W fills what was idle.
 
 # %%
 show(as_traces(timings[-1]), "zb-h2: what each rank computes.")
@@ -230,8 +231,7 @@ for put_off in (0, 2, 4, 8):
 # More and more activations are alive, up to all eight micro-batches, and the ranks wait as long as before.
 # At the end stage 0 has no F any more, and the others still have one for each micro-batch, whatever all put
 # off; so it waits 3 for them. The other 3 are at the beginning, and ZB-H1 has them too. (It waits 6 and not 9,
-# because the gradient leaves before W.) It waits less only if the stages behind it put off more W than it
-# does: in ZB-H1 stage s puts off s of them, so it runs W0 after I of micro-batch s.
+# because the gradient leaves before W.) It waits less only if the stages behind it put off more W than it does.
 
 # %% [markdown]
 # ## 7 Exercise: beat 1F1B within its memory
@@ -276,8 +276,8 @@ check("19.zero_bubble", solution("19.zero_bubble"))
 # planner has no schedule with I and W. Where these and F take equally long, (p-1)(F+I-W) is a third of
 # 1F1B's (p-1)(F+I+W), so row 19 has a third of row 17's idle seconds. The memory is that of row 17's
 # first stage, which keeps 16 micro-batches in both. The last stage now keeps 16 as well, and the gradients of
-# its logits; these are not counted. The wait is more where I takes longer than W, as in attention,
-# which has no weights: a half with I = 2 and F = W = 1.
+# its logits. With them it is the fullest, about 72 GB. The wait is more where I takes longer than W, as in
+# attention, which has no weights: a half with I = 2 and F = W = 1.
 
 # %%
 story("19")
@@ -309,6 +309,8 @@ spent("19", schedule="zb-h1", dp=8, zero=2, pp=8)
 # | I, W, and B for both | the Zero Bubble paper: B is the input gradient alone; PyTorch: `I`, `W`, `B` as here |
 # | `zb-h1`, `zb-h2` | ZB-H1 and ZB-H2, the handcrafted schedules of the Zero Bubble paper; its ZB-1p and ZB-2p are found by a search, with p and 2p micro-batches alive |
 # | a step without a sum over all ranks before it, [post_validation.py](../minidist/pipeline/runtime/post_validation.py) | "post-validation", Zero Bubble paper, section 4 |
+#
+# Sixteen stages are unequal and idle at the ends; fewer of them need another cut as well, and a place for each.
 #
 # Next: [20 The 3-D mesh](20_the_3d_mesh.ipynb). Side room: [19b Two stages per
 # rank](19b_two_stages_per_rank.ipynb). All lessons are in the [index](README.md).

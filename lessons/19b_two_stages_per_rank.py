@@ -278,12 +278,14 @@ check("19b.building_block", solution("19b.building_block"))
 #   keeps (p+2)//2 micro-batches, where 1F1B keeps p.
 # - In a V a rank has a stage that keeps its activations long and one that keeps them briefly; in a loop
 #   rank 0 has two that keep them long.
-#
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 2 python mpi_examples/6_pipeline/schedules.py --schedule interleaved
 #     mpiexec -n 2 minidist compare --pp 2 --layers 4 --schedule v-half --microbatches 4 --steps 2
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |

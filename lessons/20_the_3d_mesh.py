@@ -32,15 +32,19 @@
 # ## 2 Predict
 #
 # The model has four layers, so a stage has two, and eight samples are four micro-batches for each
-# replica. A sum over two ranks sends an activation's bytes once from each. For the second number: with
-# messages that cost nothing a step takes 3.2 ms. A message between nodes takes 20 µs and 4 ns for each
-# byte. Rank 5 sends 96 messages of about 3 kB in tp and two of 53 kB in dp, one after the other; those in
-# pp are few. A guess within a third is good enough.
+# replica. A sum over two ranks sends an activation's bytes once from each. A guess within a third is good enough.
 
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
 
 bytes_guess = predict("bytes from rank 5 to its neighbour in tp, over those in pp", example=4)
+
+# %% [markdown]
+# For the second number: with messages that cost nothing a step takes 3.2 ms. A message between nodes takes 20 µs
+# and 4 ns for each byte. Rank 5 sends 96 messages of about 3 kB in tp and two of 53 kB in dp, one after the
+# other; those in pp are few.
+
+# %%
 slower_guess = predict("time of a step with pp inside a node, over tp inside", example=20)
 
 # %%
@@ -62,28 +66,8 @@ from minidist.report.frame import new_figure
 # **Ranks are a grid with one axis for each kind of parallelism, and the axis that sends most lies
 # on the fastest link.** It costs three kinds of messages, and a placement that decides what they cost.
 #
-# Eight ranks as pp 2 x dp 2 x tp 2. A grey box is a node. A line joins two neighbours on an axis, and is the
-# thicker, the more they send to each other: the thick lines of tp stay inside the nodes.
-
-# %%
-grid = np.arange(8).reshape(2, 2, 2)  # pipeline, data, tensor
-axes = (figure := new_figure(6, 2.6)).add_subplot()
-axes.barh([-0.3, -0.3, -1.9, -1.9], 2, 1.3, left=[-0.5, 2.5] * 2, color="#DDDDDD")
-at = {rank: (3 * p + t, -1.6 * d - 0.6 * t) for (p, d, t), rank in np.ndenumerate(grid)}
-for i, (name, width) in enumerate({"pp": 0.8, "dp": 2.2, "tp": 6}.items()):
-    for number, pair in enumerate(np.moveaxis(grid, i, -1).reshape(4, 2).tolist()):
-        x, y = zip(*(at[rank] for rank in pair), strict=True)
-        axes.plot(x, y, linewidth=width, color=f"C{i}", label="" if number else name)
-for rank, (x, y) in at.items():
-    axes.text(x, y, rank, ha="center", va="center", bbox={"boxstyle": "circle", "color": "white"})
-axes.set_title("8 ranks on four nodes, tp inside a node", fontsize=10, loc="left")
-axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
-axes.set_axis_off()
-show(figure)
-
-# %% [markdown]
-# One training step of a small GPT on that mesh. What is sent once at the start, and the loss's few bytes,
-# are left out:
+# One training step of a small GPT on eight ranks, pp 2 x dp 2 x tp 2. What is sent once at the start, and the
+# loss's few bytes, are left out:
 
 
 # %%
@@ -100,6 +84,30 @@ traces = [
     replace(trace, messages=[m for m in trace.messages if m.purpose not in LEFT_OUT])
     for trace in world.traces
 ]
+bytes_between = np.zeros((8, 8))
+for message in (message for trace in traces for message in trace.sent()):
+    bytes_between[message.rank, message.peer] += message.nbytes
+
+# %% [markdown]
+# A grey box is a node. A line joins two neighbours on an axis, and its width is proportional to the bytes that
+# one sends to the other: the thick lines of tp stay inside the nodes.
+
+# %%
+grid = np.arange(8).reshape(2, 2, 2)  # pipeline, data, tensor
+axes = (figure := new_figure(6, 2.6)).add_subplot()
+axes.barh([-0.3, -0.3, -1.9, -1.9], 2, 1.3, left=[-0.5, 2.5] * 2, color="#DDDDDD")
+at = {rank: (3 * p + t, -1.6 * d - 0.6 * t) for (p, d, t), rank in np.ndenumerate(grid)}
+for i, (name, colour) in enumerate({"pp": "#4477AA", "dp": "#228833", "tp": "#AA3377"}.items()):
+    for number, (a, b) in enumerate(np.moveaxis(grid, i, -1).reshape(4, 2).tolist()):
+        x, y = zip(at[a], at[b], strict=True)
+        width = max(bytes_between[a, b], bytes_between[b, a]) / 50_000
+        axes.plot(x, y, linewidth=width, color=colour, label="" if number else name)
+for rank, (x, y) in at.items():
+    axes.text(x, y, rank, ha="center", va="center", bbox={"boxstyle": "circle", "color": "white"})
+axes.set_title("8 ranks on four nodes, tp inside a node", fontsize=10, loc="left")
+axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+axes.set_axis_off()
+show(figure)
 
 # %% [markdown]
 # How much each rank sent to which. The dark cells next to the diagonal are tp; those two away from it are
@@ -262,14 +270,20 @@ check("20.place_ranks", solution("20.place_ranks"))
 # The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 20
 # two cards of a node cut each layer; eight such pairs are the stages, with ZB-H1 as in row 19; and there are
-# four replicas, with ZeRO 1. Eight stages wait 0.26 s less than 16, and compute 0.37 s less, because they are
-# less unequal; cut layers add 0.17 s of messages; and memory falls by 10 GB. (Row 14 has cut layers alone.)
+# four replicas, with ZeRO 1. (Row 14 has cut layers alone.) The last line is row 20 with ZeRO 2:
 
 # %%
 story("20")
 spent("14")
 spent("19")
 spent("20")
+spent("20", schedule="zb-h1", dp=4, zero=2, tp=2, pp=8, sequence_parallel=True)
+
+# %% [markdown]
+# Eight stages wait 0.26 s less than 16, and compute 0.37 s less, because they are less unequal. Messages take 0.17 s
+# more: the sums in the cut layers take 0.55 s, but ZeRO 1 sums gradients once per step and not in every
+# micro-batch, which takes 0.26 s away, and messages between stages take 0.11 s less. ZeRO 1 keeps whole gradients:
+# with ZeRO 2 a card would hold 46.8 GB.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
@@ -286,6 +300,8 @@ spent("20")
 # | `ParallelDims`, `init_device_mesh` | torchtitan `ParallelDims`; PyTorch `init_device_mesh((2, 2, 2), ("pp", "dp", "tp"))`; Megatron-LM `initialize_model_parallel` |
 # | `--pp --dp --tp` | Megatron-LM `--pipeline-model-parallel-size`, `--tensor-model-parallel-size` (dp is what is left); DeepSpeed `PipeModelDataParallelTopology` |
 # | last axis fastest | Megatron-LM's default order `tp-cp-ep-dp-pp`, the first one the fastest; `--use-tp-pp-dp-mapping` exchanges the last two |
+#
+# In row 20 all tokens of a text are on the same cards, and a text that is sixteen times as long does not fit.
 #
 # Next: [22 Long context](22_long_context.ipynb). Side rooms: [20b Plan it](20b_plan_it.ipynb),
 # [20c Stages of equal time](20c_stages_of_equal_time.ipynb). All lessons are in the

@@ -62,7 +62,7 @@ from minidist.report.frame import new_figure
 # message overlaps with computing.
 #
 # Which pairs are seen? The number of a token's document is the number of separators before it. A query sees
-# a key that is not behind it and that is in the same document; a separator belongs to the document that it
+# a key at or before its own place that is in the same document; a separator belongs to the document that it
 # ends:
 
 # %%
@@ -89,6 +89,10 @@ colours = ["#FFFFFF", "#4477AA", "#228833", "#CCBB44", "#AA3377"]
 axes.imshow(sees * (owner[:, None] + 1), cmap=ListedColormap(colours))
 axes.set_xticks(range(16), tokens)
 axes.set_yticks(range(16), [f"rank {rank}" for rank in owner], fontsize=8)
+axes.set_xticks(places[1:] - 0.5, minor=True)
+axes.set_yticks(places[1:] - 0.5, minor=True)
+axes.grid(which="minor", color="#DDDDDD", linewidth=0.6)
+axes.tick_params(which="minor", length=0)
 axes.set_xlabel("key: the token")
 axes.set_ylabel("query: the rank that has it")
 axes.set_title("which query sees which key", fontsize=10, loc="left")
@@ -179,7 +183,7 @@ for heads in (32, 8):
 memory_guess.judge(32 * layer, within=0.05)
 
 # %% [markdown]
-# To keep nothing one gathers them once more in backward. That is 6 (P-1) blocks, 18 on 4 ranks, where a ring
+# To keep nothing one gathers them once more in backward. Megatron-LM's `all_gather` does that. That is 6 (P-1) blocks, 18 on 4 ranks, where a ring
 # sends 6P - 4, 20.
 
 # %% [markdown]
@@ -239,7 +243,8 @@ check("22c.visible", solution("22c.visible"))
 # ## 8 Takeaway
 #
 # - **All keys on every rank, and the mask of the text.** Each layer keeps them until its backward.
-# - It sends half of a ring's bytes on two ranks and two thirds on many, and hides none behind computing.
+# - It sends 2 (P-1)/(3P-2) of a ring's bytes, a half on two ranks and two thirds on many, and hides none of them
+#   behind computing.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
@@ -252,7 +257,7 @@ check("22c.visible", solution("22c.visible"))
 #
 # | here | elsewhere |
 # |---|---|
-# | `AllGatherAttention`, `--attention all-gather` | Llama 3's context parallelism; Megatron-LM `--cp-comm-type all_gather` |
+# | `AllGatherAttention`, `--attention all-gather` | Llama 3's context parallelism; Megatron-LM `--cp-comm-type all_gather`, which gathers again in backward |
 # | `documents(ids)`, `--document-separator` | document mask, `cu_seqlens` of FlashAttention, Megatron-LM `--reset-attention-mask` |
 #
 # Next: [26 It will fail](26_it_will_fail.ipynb). All lessons are in the [index](README.md).

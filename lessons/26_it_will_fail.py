@@ -33,15 +33,16 @@ lost_guess = predict("moments of six without a whole checkpoint", example=3)
 
 # %%
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from matplotlib.colors import ListedColormap
 
-from minidist import MinidistError, SimWorld, barrier
+from minidist import MinidistError, SimWorld, UsageError
 from minidist.course.lesson.exercises.e26_checkpoints import Disk
 from minidist.course.story import story
-from minidist.job.checkpoint import CheckpointShard, Storage, save
+from minidist.job.checkpoint import Checkpoint, CheckpointShard, Storage, save
 from minidist.job.train.trainer import train
 from minidist.report import show
 from minidist.report.frame import new_figure
@@ -56,26 +57,30 @@ from minidist.report.frame import new_figure
 #
 # Both ways to save three files, moment by moment: blue is an old file, grey one that is half written, green a new
 # one. When the files are overwritten, the rows have different colours from moment 1 to 5. Below, the old files
-# stay, and the black line is `latest`, the name of the checkpoint that counts. One rename moves it at moment 7:
+# stay. At moment 7 a rename makes the folder `.saving` `step-2`. The black line is `latest`, the name of the
+# checkpoint that counts, which the other rename moves at moment 8:
 
 # %%
 OLD, HALF, NEW, NONE = range(4)
-moments = np.arange(8)
+moments = np.arange(9)
 file = np.arange(3)[:, None]
 over = np.where(moments <= 2 * file, OLD, np.where(moments == 2 * file + 1, HALF, NEW))
-beside = np.concatenate([np.full((3, 8), OLD), np.where(over == OLD, NONE, over)])
+beside = np.concatenate([np.full((3, 9), OLD), np.where(over == OLD, NONE, over)])
+rows, beside_rows = ([f"{name}/part-{i}" for i in range(3)] for name in ("step-1", ".saving"))
 figure = new_figure(7, 3.4)
 top, bottom = figure.subplots(2, height_ratios=[1, 2])
 colours = ListedColormap(["#77AADD", "#BBBBBB", "#44BB99", "#FFFFFF"])
-for axes, states, title in (
-    (top, over, "overwritten"),
-    (bottom, beside, "a new folder and a rename"),
+for axes, states, names, title in (
+    (top, over, rows, "overwritten"),
+    (bottom, beside, rows + beside_rows, "a new folder and two renames"),
 ):
     axes.imshow(states, cmap=colours, vmin=OLD, vmax=NONE, aspect="auto")
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xticks(moments)
-    axes.set_yticks(range(len(states)), [f"part {i % 3}" for i in range(len(states))])
-bottom.plot([-0.5, 6.5, 6.5, 7.5], [1, 1, 4, 4], color="black")
+    axes.set_yticks(range(len(states)), names)
+bottom.plot([6.5, 6.5], [2.5, 5.5], ":", color="black")
+bottom.text(6.6, 5.2, "now step-2")
+bottom.plot([-0.5, 7.5, 7.5, 8.5], [1, 1, 4, 4], color="black")
 bottom.text(0, 0.9, "latest")
 bottom.set_xlabel("moment")
 show(figure)
@@ -112,9 +117,9 @@ lost_guess.judge(lost)
 
 # %% [markdown]
 # After the second file there are three complete files, and they are of two different saves. Only the last
-# moment is whole again. So files must be made where nobody reads them, and be renamed. A rename is atomic:
-# there is no moment in the middle of it, also when a folder with many files is renamed. (`exists` returns
-# whether there is such a file or folder, and `remove` removes either.)
+# moment is whole again. So files must be made where nobody reads them, and be renamed. On one file system a
+# rename is atomic: there is no moment in the middle of it, also when a folder with many files is renamed.
+# (`exists` returns whether there is such a file or folder, and `remove` removes either.)
 
 # %%
 disk = Disk({})
@@ -223,22 +228,39 @@ for ranks, zero in ((4, 3), (2, 1), (1, 0), (8, 2)):
 # %% [markdown]
 # ## 6 Break it
 #
-# "Rank 0 saves": a program for one device becomes parallel, and its save stays inside `if rank == 0`. That is
-# right when all ranks have the same weights. But with ZeRO they have different pieces, of Adam's moments for
-# example, and rank 0 saves its own. Nothing raises, and the shapes are right:
+# The same save in place: each file is written over the one of the last save. Rank 1 dies at the same writes as in
+# part 5, and then the checkpoint is read:
 
 
 # %%
-def rank_0_saves(comm):
-    mine = piece_of_w(comm).array
-    if comm.rank == 0:
-        np.save(folder / "mine.npy", mine)
-    barrier(comm)
-    loaded = np.load(folder / "mine.npy")
-    return f"rank {comm.rank} had {mine[:3]}, and loads {loaded[:3]}"
+class InPlace(Dies):
+    def write(self, path, data):
+        super().write(folder / (folder / "latest").read_text() / path.name, data)
 
 
-print("\n".join(SimWorld(3).run(rank_0_saves)))
+def save_in_place_and_die(comm, at):
+    piece = piece_of_w(comm)
+    piece = replace(piece, array=piece.array + 10)  # the weights after one more step
+    save(comm, folder, 2, [piece], {}, InPlace(comm, at if comm.rank == 1 else 99))
+
+
+for at in (0, 1):
+    shutil.rmtree(folder)
+    SimWorld(3).run(save_w, 1)
+    try:
+        SimWorld(3, on_failure="isolate").run(save_in_place_and_die, at)
+    except MinidistError as error:
+        print(f"write {at} of rank {error.rank} is cut in half; ", end="")
+    try:
+        Checkpoint(folder).read("w")
+    except UsageError as error:
+        print(str(error).partition(": ")[2].partition(";")[0])
+
+# %% [markdown]
+# At write 0 a file is half there. At write 1 all files of `w` are whole, but they are not those whose checksums the
+# old save has noted. Whenever rank 1 dies, the old checkpoint is lost and there is no new one.
+
+# %%
 shutil.rmtree(folder)
 
 # %% [markdown]
@@ -271,6 +293,7 @@ check("26.save", solution("26.save"))
 # - **A save is whole or not there**: write everything into a new folder, wait until all ranks have written,
 #   and rename it.
 # - A checkpoint has named pieces of whole tensors, from every rank, so any number of ranks can load it.
+# - Disk = 2 x (bytes of the state); work that a failure costs < the time between two saves.
 
 # %% [markdown]
 # The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
@@ -296,6 +319,8 @@ story("26")
 # | `save`, `Checkpoint` | PyTorch `torch.distributed.checkpoint` (DCP); DeepSpeed Universal Checkpointing; Megatron-LM `--ckpt-format torch_dist` |
 # | a piece of a global tensor | DCP `DTensor` / `ShardedTensor` with `WriteItem`; Orbax `TensorStore` arrays |
 # | the folder `.saving`, then a rename | Orbax on a file system; DCP writes `.metadata` last, and Orbax a commit file on object stores, which rename no folders |
+#
+# A state that is saved and loaded to the last bit may still be that of a wrong training.
 #
 # Next: [28 The museum of bugs](28_the_museum.ipynb). Side room: [26b How often to
 # save](26b_how_often_to_save.ipynb). All lessons are in the [index](README.md).

@@ -43,7 +43,7 @@ from minidist.course.story import story
 # ## 3 The idea and its picture
 #
 # **A falling loss proves nothing; compare every gradient and weight with one device.** It saves you from a
-# model that is trained wrongly without anybody's knowing. It costs one run more.
+# model that is trained wrongly without anyone noticing. It costs one run more.
 #
 # minidist has a museum of such bugs. Each exhibit is planted into the code that trains, for the time of one
 # run. The bug of the case is exhibit 1a: 11 rows on 3 ranks, 12 steps. One curve is the loss without the
@@ -148,7 +148,7 @@ weight_guess.judge(ratio, within=0.03)
 # A row of the third rank has a third of its rank's mean, and this mean is a third of the average: 1/9, where
 # it should be 1/11.
 #
-# Now a round through the museum. (`minidist museum` shows all of it.) All but the last one were reported of
+# Now a round through the museum. (`minidist museum` shows all of it.) All but the last one were reported in
 # public code. Look at the two columns of losses first, and ask yourself which of these bugs you would have
 # noticed. |Δgradient| is the largest difference of the first gradient, as above, and |Δweight| that of the
 # weights at the end.
@@ -177,11 +177,11 @@ for shown, lesson in zip(runs, ROUND.values(), strict=True):
 
 # %%
 unseen = sum(abs(each.wrong.losses[-1] / each.right.losses[-1] - 1) < 0.05 for each in runs)
-print(f"the last loss: {unseen} of {len(runs)} bugs")
+print(f"last loss within 5 %: {unseen} of {len(runs)} bugs")
 same = sum(each.wrong.losses[0] == each.right.losses[0] for each in runs)
-print(f"the first loss: {same} of {len(runs)} bugs")
+print(f"first loss equal: {same} of {len(runs)} bugs")
 reported = sum(bool(exhibit.thread) for exhibit in exhibits())
-print(f"{reported} of all {len(exhibits())} exhibits were reported of public code")
+print(f"{reported} of all {len(exhibits())} exhibits were reported in public code")
 
 # %% [markdown]
 # 114 shows in the loss, which looks better than it is. The first loss is computed before any backward pass,

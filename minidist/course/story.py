@@ -208,13 +208,15 @@ def spent(lesson: str, schedule: str | None = None, **layout: Any) -> None:
     name = f"{of.model}, {plan.layout}" + f", {schedule}" * (schedule is not None) if layout else f"row {lesson}"
     compute, messages, idle = of.times(plan)
 
-    # Where cards wait for messages alone, each kind of messages is told.
-    kinds = [f"{KINDS[axis]} {seconds:.2f}" for axis, seconds in plan.time.exposed.items() if seconds]
-    parts = f" ({', '.join(kinds)})" if len(kinds) > 1 and not idle else ""
+    # Each kind of messages that takes at least a hundredth of a second is told.
+    kinds = [f"{KINDS[axis]} {seconds:.2f}" for axis, seconds in plan.time.exposed.items() if seconds >= 0.005]
+    parts = f" ({', '.join(kinds)})" if len(kinds) > 1 else ""
     stages = f", for other stages {idle:.2f} s" if idle else ""
     print(f"{name}: computes {compute:.2f} s, waits for messages {messages:.2f} s{parts}{stages}", end="; ")
 
-    # A fullest card is without the temporaries of a layer. They are told where they decide.
+    # The planner's estimate, by which a layout fits or not, adds to the fullest card's bytes half of what norms and
+    # activation functions keep when they are not fused, and what the device needs. It is told where this decides.
     decide = not plan.fits and plan.fullest.peak < plan.fit.machine.memory
-    more = f", {plan.fit.central / 1e9:.1f} GB with temporaries: it does not fit" if decide else ""
+    added = "half of what unfused norms and activations would keep, and 1 GB for the device"
+    more = f", {plan.fit.central / 1e9:.1f} GB with {added}: it does not fit" if decide else ""
     print(f"at most {plan.fullest.peak / 1e9:.1f} GB on each of {plan.layout.ranks} cards{more}")

@@ -156,15 +156,14 @@ def tiles_figure(tiles: Sequence[Tiles], *, title: str = "", command: str = "") 
     widths = [max(LABEL, *(each.shape[-1] * scale for each in column)) + GAP for column in columns]
     heights = [sum(_rows(each, scale) * scale + LINE for each in column) for column in columns]
     figure, axes = new_panel(sum(widths) + 0.3, max(heights) + 1.2)
+    shorts = [_short(each) for each in shown]
 
     # Column by column, each parameter under the one before.
     x = 0.0
     for column, width in zip(columns, widths, strict=True):
         y = 0.0
         for each in column:
-            between = " " if len(each.shape) == 1 else "\n"
-            text = f"{'.'.join(each.name.split('.')[-2:])}{between}{' x '.join(map(str, each.shape))}"
-            axes.text(x, y - 0.04, text, fontsize=6, ha="left", va="bottom")
+            axes.text(x, y - 0.04, _label(each, shorts), fontsize=6, ha="left", va="bottom")
             _draw(axes, each, x, y, ranks, scale)
             y += _rows(each, scale) * scale + LINE
         x += width
@@ -185,6 +184,18 @@ def _columns(tiles: Sequence[Tiles]) -> list[list[Tiles]]:
         module, _, part = each.name.rpartition(".")
         columns.setdefault(module + part.removesuffix("weight").removesuffix("bias"), []).append(each)
     return list(columns.values())
+
+
+def _short(tiles: Tiles, parts: int = 2) -> str:
+    """Return the last parts of a parameter's name."""
+    return ".".join(tiles.name.split(".")[-parts:])
+
+
+def _label(tiles: Tiles, shorts: Sequence[str]) -> str:
+    """Return a parameter's name and shape; of two with one of the short names, the module's name as well."""
+    name = _short(tiles, 2 + (shorts.count(_short(tiles)) > 1))
+    between = " " if len(tiles.shape) == 1 else "\n"
+    return f"{name}{between}{' x '.join(map(str, tiles.shape))}"
 
 
 def _rows(tiles: Tiles, scale: float) -> float:
