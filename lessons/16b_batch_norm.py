@@ -18,20 +18,20 @@
 # one training step. One device with a small memory takes them one by one, 16 micro-batches of one
 # image, and adds up the gradients, as lesson 10 does.
 #
-# That computes something else than all 16 at once. The smallest example has no pixels: a norm that
-# is given rows of a few features, and only two rows, which differ in every feature. What is the
-# absolute value of every number that it returns (before scale and shift, and without the small number
-# eps that keeps it from dividing by 0)?
+# That computes something else than all 16 at once. How much else? Take the gradient of the first convolution
+# from all 16 images at once, and from 16 micro-batches of one image. How long is the difference of the two, over
+# the length of the first one: about 0, about 0.1, or about 1?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# Of the two rows a and b: what is a minus their mean, and what is their standard deviation?
+# A norm that is given one image subtracts that image's mean. What can the network no longer see, that it sees
+# among 16 images?
 
 # %%
 from minidist.course.lesson import check, predict, reveal, solution
 
-pair_guess = predict("absolute value of each normalised number of two rows", example=0.5)
+length_guess = predict("length of the difference over that of the gradient", example=0.5)
 
 # %%
 from unittest.mock import patch
@@ -107,6 +107,11 @@ axes.set_ylabel("difference / length")
 axes.legend(fontsize=8)
 tidy(axes)
 show(figure)
+length_guess.judge(difference(16, True), within=0.2)
+
+# %% [markdown]
+# An image that is brighter than the others is not brighter than itself: what all of its pixels have in common is
+# lost in a norm of one image.
 
 # %% [markdown]
 # ## 4 The code
@@ -142,13 +147,12 @@ print(f"the mean of the variances: off by {abs(average - numbers.var()):.2f}")
 # %% [markdown]
 # ## 5 Check
 #
-# The two rows of the question. What differs between them is lost, except for the sign:
+# The smallest example of what is lost: a norm of two rows. What differs between them is gone, except for the sign:
 
 # %%
 two_rows = np.random.default_rng(1).normal(size=(2, 3))
 normalised = (two_rows - two_rows.mean(axis=0)) / two_rows.std(axis=0)
 print(normalised)
-pair_guess.judge(np.abs(normalised).mean())
 
 # %% [markdown]
 # That cut batches give other gradients is not an error of the pipeline. One device that trains on the
@@ -192,9 +196,9 @@ print(f"largest difference: {max(verdict.max_difference.values()):.0e}")
 assert verdict.equal
 
 # %% [markdown]
-# What it costs, for the five norms of the network. Forward each rank sends the number of its rows and
-# two numbers for each of C channels to every other rank. In backward every input has changed the mean and
-# the variance that all outputs use; so an all-reduce sums two numbers for each channel, one for each of
+# What it costs, for the five norms of the network, one in the stem and two per block. Forward each rank sends the
+# number of its rows and two numbers for each of C channels to every other rank. In backward every input has changed
+# the mean and the variance that all outputs use; so an all-reduce sums two numbers for each channel, one for each of
 # these two:
 
 # %%
@@ -204,6 +208,7 @@ world.run(train, TrainConfig.make(**JOB, dp=4, batch_norm="sync", steps=1))
 sent = sum(trace.bytes_by_purpose()["batch_norm"] for trace in world.traces)
 print(f"a norm: {forward:,} B forward, {backward:,} B backward; five norms, both ways: {sent:,} B")
 assert forward == 4 * 3 * 8 * (1 + 2 * 4)  # n (n-1) 8 (1 + 2 C)
+assert backward == 2 * 3 * 8 * 2 * 4  # 2 (n-1) 8 x 2 C, from all ranks together
 assert sent == 5 * (forward + backward)
 
 # %% [markdown]
@@ -308,5 +313,7 @@ check("16b.sync_batch_norm", solution("16b.sync_batch_norm"))
 # | `--batch-norm sync`, `convert_sync_batchnorm` | PyTorch `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, Horovod `SyncBatchNormalization` |
 # | statistics of micro-batches in training | "ghost batch normalization" (Hoffer et al. 2017) |
 # | `RunningStatistics.combine` | PyTorch DDP's `broadcast_buffers` sends rank 0's instead, and forgets those of the others |
+#
+# With any norm, GPipe keeps the activations of all micro-batches until the last forward; another order need not.
 #
 # Next: [17 1F1B](17_1f1b.ipynb). All lessons are in the [index](README.md).

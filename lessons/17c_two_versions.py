@@ -273,4 +273,6 @@ check("17c.two_versions", solution("17c.two_versions"))
 # | `pipedream-2bw` | PipeDream-2BW (ICML 2021), "double-buffered weight updates" |
 # | `pipedream-vertical-sync` | *vertical sync* in PipeDream (SOSP 2019): a mini-batch uses on all stages the version that it found on stage 0, so all keep as many as stage 0 |
 #
+# Late gradients are the price of a pipeline that never drains. The next lesson drains, and fills the wait.
+#
 # Next: [19 Zero bubble](19_zero_bubble.ipynb). All lessons are in the [index](README.md).

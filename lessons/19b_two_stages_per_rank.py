@@ -41,6 +41,7 @@ from minidist.core.pipeline.plan import Action
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show
+from minidist.report.frame import new_panel
 from minidist.report.gantt import gantt
 
 # %% [markdown]
@@ -81,9 +82,8 @@ show(
 # %% [markdown]
 # ## 4 The code
 #
-# Follow one micro-batch through V-Half, in the middle of a long step. Capital letters are the
-# rank's stage on the way down, small ones its stage on the way up, and - says that an activation of
-# this micro-batch is alive:
+# Follow one micro-batch through V-Half, in the middle of a long step. Dark bars are the rank's stage on the way
+# down, light ones its stage on the way up, and the grey line says that an activation of this micro-batch is alive:
 
 
 # %%
@@ -93,18 +93,22 @@ def of_microbatch(timing, k):
     return [[(a.stage, a.kind, *t) for a, *t in row if a.microbatch == k] for row in done]
 
 
-def line_of(passes, first):
-    """One rank's passes as text, one character per unit from `first` on."""
-    units = ["-" if t >= passes[0][2] else " " for t in range(first, int(passes[-1][3]))]
-    for stage, kind, start, _ in passes:
-        units[int(start) - first] = kind if stage < p else kind.lower()
-    return "".join(units)
-
-
+COLOURS = {"F": "#4477AA", "I": "#66CCEE", "W": "#CCBB44"}
 rows = of_microbatch(timed("v-half", p, 24), 12)
-first = int(rows[0][0][2])
+first = rows[0][0][2]
+figure, axes = new_panel(8, 2)
 for rank, passes in enumerate(rows):
-    print(f"rank {rank} {line_of(passes, first)}")
+    axes.plot([passes[0][2] - first, passes[-1][3] - first], [rank, rank], color="#BBBBBB")
+    for stage, kind, start, _ in passes:
+        alpha = 1.0 if stage < p else 0.5
+        axes.barh(rank, 1, left=start - first, align="center", color="white")
+        axes.barh(rank, 1, left=start - first, color=COLOURS[kind], alpha=alpha)
+        axes.text(start - first + 0.5, rank, kind, ha="center", va="center", fontsize=8)
+axes.set_yticks(range(p), [f"rank {rank}" for rank in range(p)])
+axes.invert_yaxis()
+axes.set_xlabel("unit")
+axes.set_title("V-Half: one micro-batch on four ranks", fontsize=10, loc="left")
+show(figure)
 
 # %% [markdown]
 # That is the *building block*; the next micro-batch's block begins 6 units later, because a rank
@@ -161,13 +165,14 @@ for name in ("1f1b", "interleaved", "v-half"):
     print(f"{name:12} {both[0]:>10} units {both[1]:>10} units    {alive}    {counted}")
 
 # %% [markdown]
-# 32 + 4 units are 6 half stages. In the loop rank 0 has both stages that begin early, and their activations
-# live long. In a V what lives long on the way down lives briefly on the way up, so all ranks keep the same. And
-# how long that is can be chosen, by the *offsets*: how many units later a pass starts on the next rank, for F
-# down, F up, I up and I down. The smallest, 1 each, are V-Min's; 2 on the way down leaves fewer waits. V-Half's
-# are 2, 1, 2 and 1: where a unit is taken a pass starts later, as i does on rank 2 in part 4, 4 units after
-# rank 1. L is (p-1) times their sum, 6, and, as the table shows, 18 units more for the turns. That is 6 (p+2):
-# p + 2 half stages are alive, or (p+2)//2 micro-batches. All numbers are units, and micro-batches alive:
+# 32 + 4 units are 6 half stages. In the loop rank 0 has both stages that begin early, and their activations live
+# long. In a V what lives long on the way down lives briefly on the way up, so all ranks keep the same. And how long
+# that is can be chosen, by the *offsets*: how many units later a pass starts on the next rank, for F down, F up, I up
+# and I down. The smallest, 1 each, are V-Min's; 2 on the way down leaves fewer waits. V-Half's are 2, 1, 2 and 1:
+# where a unit is taken a pass starts later, as the light I does on rank 2 in part 4, 4 units after that on rank 1. L
+# is (p-1) times their sum, 6, and 18 units more for the turns: 36 - 18, 60 - 42, 108 - 90, always 18, in the table
+# below. That is 6 (p+2): p + 2 half stages are alive, or (p+2)//2 micro-batches. Idle times are in units; alive are
+# whole micro-batches:
 
 # %%
 names = ("1f1b", "interleaved", "v-half")
@@ -295,5 +300,7 @@ check("19b.building_block", solution("19b.building_block"))
 # | `v-min`: (p+4)//3 micro-batches alive, and longer waits | V-Min, in the same paper |
 # | `zb-v`: no idle time where F, I and W take the same, and 1F1B's memory | ZBV; V-ZB in the same paper; PyTorch `ScheduleZBVZeroBubble` |
 # | `dualpipe`, `dualpipev` | DeepSeek's DualPipe: two streams that meet; `minidist schedule dualpipe --stages 4 --microbatches 8` |
+#
+# All these schedules still wait where stages are many; fewer stages need a second cut, and a place for each rank.
 #
 # Next: [20 The 3-D mesh](20_the_3d_mesh.ipynb). All lessons are in the [index](README.md).

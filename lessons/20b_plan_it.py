@@ -259,8 +259,8 @@ check("20b.fastest_mesh", solution("20b.fastest_mesh"))
 # ## 8 Takeaway
 #
 # - **Count the work once, and add what each axis waits for**: rings in every layer (tp), a bubble (pp), and a
-#   ring of the gradients (dp). Ten meshes take a second on paper; measure the one that you choose. Here a long
-#   latency asks for less tp, slow links ask for stages, and links that are fast enough for a mixture.
+#   ring of the gradients (dp). Ten meshes take a second on paper; measure the one that you choose. Slow links ask
+#   for stages, and fast links with a short latency ask for a mixture of dp and tp.
 # - `minidist plan` does the same for GPUs, where memory decides first which layouts fit.
 #   [docs/planner.md](../docs/planner.md) compares it with published measurements.
 
@@ -280,5 +280,7 @@ check("20b.fastest_mesh", solution("20b.fastest_mesh"))
 # |---|---|
 # | `minidist plan` | Calculon, vTrain (simulators of a step); Hugging Face `accelerate estimate-memory`; NeMo's and DeepSpeed's auto-tuners, which run layouts |
 # | all meshes by a cost model | Alpa (inter- and intra-operator plans); Galvatron; Megatron-LM's rules of thumb ("Efficient Large-Scale Language Model Training", section 3) |
+#
+# The plan takes all stages to be equally long. Layers are not.
 #
 # Next: [20c Stages of equal time](20c_stages_of_equal_time.ipynb). All lessons are in the [index](README.md).

@@ -125,8 +125,9 @@ slowest_guess.judge(max(stages_of(COSTS, best)))
 step_guess.judge(timed(best).makespan, within=0.05)
 
 # %% [markdown]
-# The slowest stage takes 9 ms for each of twelve micro-batches, 108 ms. In the lower picture rank 1 waits at both
-# ends only, 22 ms together: less than one micro-batch takes in the other stages, 6 + 9 + 8 ms.
+# The slowest stage takes 9 ms for each of twelve micro-batches, 108 ms. In the lower picture rank 1 waits 22 ms
+# together: 2 ms before its first forward, 11 ms for its first gradient, 3 and 2 ms between its last backwards, and
+# 4 ms at the end. That is less than one micro-batch takes in the other stages, 6 + 9 + 8 ms.
 
 # %% [markdown]
 # Where a model is cut changes no bit of its gradients. This is an MLP of eight layers, of which each rank has
@@ -233,5 +234,7 @@ check("20c.min_max_split", solution("20c.min_max_split"))
 # | `minidist partition --method time`, min-max cuts | DeepSpeed `partition_balanced`; PipeDream's optimizer, which also replicates stages |
 # | `--method gpipe`, stages whose times differ least | GPipe's partitioner; torchgpipe `balance_by_time` |
 # | `minidist profile` | PipeDream's profiler; DeepSpeed's flops profiler |
+#
+# Stages and layers cut the model. A long text needs another cut, along its tokens.
 #
 # Next: [22 Long context](22_long_context.ipynb). All lessons are in the [index](README.md).

@@ -100,10 +100,10 @@ def attend(comm):
 
 
 # %% [markdown]
-# In each round a rank computes with the keys that are here (F), while they are already on their way
-# to its right neighbour. A white line ends a round. An arrow ends when the receiver takes the block, after its own
-# F. (The first F also copies q, k and v, and so it is the longest.) In backward (B) the gradients of keys and values follow
-# them round; only their last hop, back to their owner, does not overlap with computing:
+# In each round a rank computes with the keys that are here (F), while they are already on their way to its right
+# neighbour. A white line ends a round. An arrow ends when the receiver takes the block, after its own F. (The first F
+# also copies q, k and v, and so it is the longest.) In backward (B) the gradients of keys and values follow them
+# round; only their last hop, back to their owner, does not overlap with computing:
 
 # %%
 world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=1e-11, flops=1e12, memory_bandwidth=1e11))
@@ -304,15 +304,15 @@ check("22.ring_attention", solution("22.ring_attention"))
 #   Positions are those of the whole text.
 
 # %% [markdown]
-# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 22
-# eight cards share a text and two cut each layer. ZeRO 3 divides the states. A step has as many tokens as
-# before, but each of them sees sixteen times as many others. A token takes 6 N + 6 L h s operations, with N
-# parameters, L layers, width h and texts of s tokens, of which it sees half: 3.99e11 before and 5.20e11 now, 1.3 times
-# as many. The planner counts twice the time, because it takes attention to reach 18 % of the card's peak, and matrix
-# products 65 %. (The 18 % are fitted to texts of 2k to 8k. On an H100 FlashAttention-2 reaches 35 % and
-# FlashAttention-3 up to 75 %, so this is a pessimistic estimate.) And a rank waits for keys and values, whose ring crosses two nodes of eight cards, and for the weights that ZeRO 3
-# gathers. The last line is the layout of lesson 20, with these texts:
+# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as `minidist
+# plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 22 eight cards share a
+# text and two cut each layer. ZeRO 3 divides the states. A step has as many tokens as before, but each of them sees
+# sixteen times as many others. A token takes 6 N + 6 L h s operations, with N parameters, L layers, width h and texts
+# of s tokens, of which it sees half: 3.99e11 before and 5.20e11 now, 1.3 times as many. The planner counts twice the
+# time, because it takes attention to reach 18 % of the card's peak, and matrix products 65 %. (The 18 % are fitted to
+# texts of 2k to 8k. On an H100 FlashAttention-2 reaches 35 % and FlashAttention-3 up to 75 %, so this is a
+# pessimistic estimate.) And a rank waits for keys and values, whose ring crosses two nodes of eight cards, and for
+# the weights that ZeRO 3 gathers. The last line is the layout of lesson 20, with these texts:
 
 # %%
 story("22")

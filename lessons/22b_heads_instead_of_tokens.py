@@ -31,7 +31,7 @@
 # Write both counts down for P = 16, and divide.
 
 # %%
-from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
 
 ratio_guess = predict("numbers that a ring sends on 16 ranks, over those of Ulysses", example=2)
 
@@ -48,6 +48,7 @@ from minidist import (
     SimWorld,
     Tensor,
     UlyssesAttention,
+    UsageError,
     all_to_all,
     report,
     sequence_positions,
@@ -88,13 +89,13 @@ LENGTH, HEADS, SIZE = 512, 16, 4
 KINDS = {"ring": (RingAttention, "zigzag"), "ulysses": (UlyssesAttention, "contiguous")}
 
 
-def attend(comm, attention, order):
+def attend(comm, attention, order, heads=HEADS):
     """Attention over LENGTH tokens; returns the places of this rank's tokens, and their outputs."""
     mine = sequence_positions(LENGTH, comm.rank, comm.size, order)
-    x = np.random.default_rng(0).normal(size=(1, LENGTH, 3 * HEADS * SIZE))[:, mine]
+    x = np.random.default_rng(0).normal(size=(1, LENGTH, 3 * heads * SIZE))[:, mine]
     with FlopCounter() as counter:
         qkv = Tensor(x.astype(np.float32), requires_grad=True)
-        y = attention(comm, LENGTH)(qkv, HEADS)
+        y = attention(comm, LENGTH)(qkv, heads)
         comm.compute(counter.take(), name="forward")
         y.backward(np.ones_like(y.data))
         comm.compute(counter.take(), name="backward")
@@ -192,19 +193,21 @@ for ranks in (2, 4, 8):
 # On 16 ranks a head of keys would have to go to two ranks. Others do that; this library refuses.
 #
 # More ranks than heads need both: groups of U neighbours exchange heads among themselves, and rings
-# of P/U ranks, one from each group, pass keys and values of the same heads round. On 16 ranks the
-# ring alone is U = 1, Ulysses alone U = 16; every choice computes the same outputs:
+# of P/U ranks, one from each group, pass keys and values of the same heads round. On 16 ranks with 8 heads the
+# ring alone is U = 1, and Ulysses alone, U = 16, is refused; every other choice computes the same outputs:
 
 # %%
-((_, whole),) = SimWorld(1).run(attend, *KINDS["ring"])
-for U in (1, 2, 4, 8, 16):
+((_, whole),) = SimWorld(1).run(attend, *KINDS["ring"], 8)
+for U in (1, 2, 4, 8):
     order = f"zigzag/{U}"  # zig-zag over the groups of U ranks, contiguous inside a group
     world = SimWorld(16)
-    parts = world.run(attend, partial(UlyssesRingAttention, ulysses=U), order)
+    parts = world.run(attend, partial(UlyssesRingAttention, ulysses=U), order, 8)
     off = max(np.abs(y - whole[:, mine]).max() for mine, y in parts)
     sent = world.traces[0].bytes_by_purpose()["tensor_forward"]
     print(f"U = {U:2}: {sent:7,} B in forward; max |y_parallel - y_single| = {off:.0e}")
     assert off < 1e-5
+with expect(UsageError):
+    SimWorld(16).run(attend, partial(UlyssesRingAttention, ulysses=16), "zigzag/16", 8)
 
 # %% [markdown]
 # So when the ranks are more than 1 + g, take Ulysses as far as the heads go, on the fast links inside a node,
@@ -326,5 +329,7 @@ check("22b.ulysses", solution("22b.ulysses"))
 # |---|---|
 # | `UlyssesAttention`, `--attention ulysses` | DeepSpeed-Ulysses `DistributedAttention`; Megatron-LM `--cp-comm-type a2a` |
 # | `UlyssesRingAttention`, `--attention ulysses-ring --ulysses 2` | USP, LoongTrain's 2D-Attention; Megatron-LM `--cp-comm-type a2a+p2p` |
+#
+# Ring and Ulysses take one mask for all tokens. Documents that share a text need another one.
 #
 # Next: [22c Documents](22c_documents.ipynb). All lessons are in the [index](README.md).

@@ -183,8 +183,8 @@ for heads in (32, 8):
 memory_guess.judge(32 * layer, within=0.05)
 
 # %% [markdown]
-# To keep nothing one gathers them once more in backward. Megatron-LM's `all_gather` does that. That is 6 (P-1) blocks, 18 on 4 ranks, where a ring
-# sends 6P - 4, 20.
+# To keep nothing one gathers them once more in backward. Megatron-LM's `all_gather` does that. That is 6 (P-1)
+# blocks, 18 on 4 ranks, where a ring sends 6P - 4, 20.
 
 # %% [markdown]
 # A small Llama trains what one device trains. The separator is one of the tokens of the data:
@@ -259,5 +259,7 @@ check("22c.visible", solution("22c.visible"))
 # |---|---|
 # | `AllGatherAttention`, `--attention all-gather` | Llama 3's context parallelism; Megatron-LM `--cp-comm-type all_gather`, which gathers again in backward |
 # | `documents(ids)`, `--document-separator` | document mask, `cu_seqlens` of FlashAttention, Megatron-LM `--reset-attention-mask` |
+#
+# So many cards for weeks: some of them will fail.
 #
 # Next: [26 It will fail](26_it_will_fail.ipynb). All lessons are in the [index](README.md).

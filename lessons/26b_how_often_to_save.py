@@ -122,7 +122,8 @@ assert costs(best)[0] == costs(best)[1]
 # %% [markdown]
 # With an interval of 10 hours the jobs lose more than by the formula, which assumes that T is small against
 # M: it leaves out that a segment that is begun again may fail again. The mean of all jobs is
-# M (e^((T+C)/M) - 1)/T - 1, as one can derive:
+# M (e^((T+C)/M) - 1)/T - 1, since a stretch of T + C hours without a failure takes M (e^((T+C)/M) - 1) hours on
+# average:
 
 # %%
 for interval in (2.0, 10.0):
@@ -145,7 +146,8 @@ for interval in (2.0, np.sqrt(2 * SAVE * 1.0)):
 
 # %% [markdown]
 # Few segments of 2 hours come to their end without a failure, and so the formula, which is for T small against
-# M, is far off there. M falls with the number of cards, and the interval must fall with its square root.
+# M, is far off there. M falls with the number of cards, and the interval must fall with
+# the square root of M.
 
 # %% [markdown]
 # ## 7 Exercise: after how many steps?
@@ -187,5 +189,7 @@ check("26b.steps_between_saves", solution("26b.steps_between_saves"))
 # |---|---|
 # | `--every` | torchtitan `checkpoint.interval`; Megatron-LM `--save-interval` |
 # | sqrt(2 C M) | the Young/Daly interval; Daly (2006) has the terms for a T that is not small against M |
+#
+# A state that is saved and loaded to the last bit may still be that of a wrong training.
 #
 # Next: [28 The museum of bugs](28_the_museum.ipynb). All lessons are in the [index](README.md).

@@ -41,7 +41,7 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
         bars.add_computing(rank, spans)
     for (rank, kind, gid, chunk), intervals in bars.many.items():
         axes.broken_barh(intervals, (rank - 0.43, 0.86), color=shade(PALETTE[kind], chunk), linewidth=0, gid=gid)
-    bars.used["idle"] = patch(PALETTE["idle"], "neither computes nor waits in this stream")
+    bars.used["idle"] = patch(PALETTE["idle"], "a message on its way, or nothing to do")
     name_rows(axes, [f"rank {trace.rank}" for trace in shown], fontsize=7)
     axes.set(xlim=(0, longest * factor or 1), xlabel=f"time [{unit}]")
 
