@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 11 ZeRO 1 and 2
 #
-# *30 minutes. Before it: 02, 04, 06, 09 and 10.*
+# *35 minutes. Before it: 02, 04, 06, 09 and 10.*
 #
 # ## 1 The case
 #

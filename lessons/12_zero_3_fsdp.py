@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 12 ZeRO 3 / FSDP
 #
-# *30 minutes. Before it: 11.*
+# *35 minutes. Before it: 11.*
 #
 # ## 1 The case
 #

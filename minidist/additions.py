@@ -121,7 +121,10 @@ def _choose(comm: Any, operation: str, nbytes: int) -> str:
 
 
 def _load_more(registry: Any) -> bool:
-    """Import the files that add further entries, once; return whether this call has imported them."""
+    """Import the files that add entries to `registry`, once; return whether this call has imported them.
+
+    registry: that of the schedules, or of the algorithms of a collective, in which a name was not found.
+    """
     package = "minidist.pipeline.schedules" if registry.kind == "schedule" else "minidist.collectives"
     if package in _LOADED:
         return False
@@ -135,7 +138,10 @@ def _load_more(registry: Any) -> bool:
 
 
 def _other_entry(registry: Any, name: str) -> Any:
-    """Return the algorithm of FILE.py:FUNCTION. UsageError for any other name, with the nearest one."""
+    """Return the entry of a name that `registry` does not have: the algorithm that FILE.py:FUNCTION names.
+
+    Raises UsageError for any other name, with the nearest one of the registry.
+    """
     from minidist.base.user_file import is_user_function, without_function
 
     if registry.kind != "schedule" and is_user_function(name):
@@ -150,7 +156,11 @@ def _other_entry(registry: Any, name: str) -> Any:
 
 @cache
 def _kernels_of(kind: Any) -> Any:
-    """Return meta_kernels.py for the type of arrays without data, cuda.py for CuPy's, None for all others."""
+    """Return the module that computes whole operations on arrays of a type, or None.
+
+    kind: the class of an array. The module is meta_kernels.py for arrays without data and cuda.py for CuPy's; None
+    stands for all others, on which the array functions themselves are called.
+    """
     if getattr(kind, "is_meta", False):
         from minidist.base import meta_kernels
 
@@ -171,7 +181,11 @@ def _optimizer_attribute(optimizer: Any, name: str) -> Any:
 
 
 def _plan(model: Any, sequence_parallel: bool) -> Any:
-    """Return the plan of a model of this package, or None."""
+    """Return the tensor-parallel plan of a model of this package, or None for any other model.
+
+    sequence_parallel: norms and dropout work on a part of the sequence. The plan maps patterns of module names to
+    styles, see `parallelize_module`.
+    """
     config = getattr(model, "config", None)
     if not sequence_parallel and not getattr(config, "n_experts", 0) and not hasattr(config, "num_local_experts"):
         from minidist.parallel.tensor.gathering import plan_of
@@ -182,7 +196,12 @@ def _plan(model: Any, sequence_parallel: bool) -> Any:
 
 
 def _attention(name: str, comm: Any, length: int, inner: Any, neighbours: int) -> Any:
-    """Return the attention of a split sequence; None for the core's, a ring in which each rank stands for itself."""
+    """Return the attention of a split sequence; None for the core's, a ring in which each rank stands for itself.
+
+    name: "ring", "all-gather", "ulysses" or "ulysses-ring"; UsageError for another. comm: the ranks that have the parts
+    of the sequence. length: of the whole sequence, in tokens. inner: the attention function of a whole sequence, which
+    "ulysses" calls. neighbours: how many ranks exchange heads in "ulysses-ring".
+    """
     kinds: dict[str, tuple[str, str, tuple[Any, ...]]] = {
         "ring": ("ring_event", "RingAttentionEvent", ()),
         "all-gather": ("all_gather_attention", "AllGatherAttention", ()),

@@ -55,16 +55,31 @@ OPERATORS = {
 }
 
 # Elementwise, with one array or two, which are broadcast.
-OF_ONE = ("absolute", "cos", "exp", "floor", "isfinite", "isnan", "log", "reciprocal", "sign", "sin", "sqrt", "square")
-OF_TWO = ("add", "divide", "matmul", "maximum", "minimum", "multiply", "subtract")
+OF_ONE = (
+    "absolute",
+    "cos",
+    "exp",
+    "floor",
+    "isfinite",
+    "isnan",
+    "log",
+    "reciprocal",
+    "sign",
+    "sin",
+    "sqrt",
+    "square",
+    "tanh",
+)
+OF_TWO = ("add", "divide", "maximum", "minimum", "multiply", "subtract")
 
 # By name the parameters. A result is on the device of the arguments; `out` is written and returned.
 FUNCTIONS = {
-    **dict.fromkeys((*OF_ONE, "tanh"), "x, /, *, out=None"),
+    **dict.fromkeys(OF_ONE, "x, /, *, out=None"),
     **dict.fromkeys(OF_TWO, "x1, x2, /, *, out=None"),
     "frexp": "x, /",
     "where": "condition, x, y, /",
     # Sums and order.
+    "matmul": "x1, x2, /, *, out=None",
     "bincount": "x, weights=None, minlength=0",
     "argsort": "a, axis=-1, kind=None",
     "array_equal": "a1, a2, /",

@@ -26,11 +26,12 @@ from minidist.commands.listing import listing, width_without_colours
 
 ABOUT = "Distributed training that you can read, run on a laptop, and check."
 # In the order of --help; the module of a command is imported when it is called.
-COMMANDS = (
-    *("train", "compare", "demo", "check-collective", "order", "hang", "mpi", "torch", "run", "memory", "data"),
-    *("explain", "doctor", "report", "tiles", "generate", "museum", "puzzle", "grade", "staleness", "schedule", "plan"),
-    *("check-plan", "partition", "profile"),
-)
+_COMMANDS = """
+train compare demo check-collective order hang mpi torch run memory data
+explain doctor report tiles generate museum puzzle grade staleness schedule plan
+check-plan partition profile
+"""
+COMMANDS = tuple(_COMMANDS.split())
 GROUPS = {
     "bench": "Measure ratios in one interleaved run.",
     "lesson": "Notebooks, slides and quizzes for a course.",

@@ -114,8 +114,8 @@ class DryRun:
         result |= {
             "dry_run": True,
             "folded": self.folded,
-            "peak_by_purpose": [result.peak_by_purpose for result in self.results],
-            "step_peak_by_purpose": [result.step_peak for result in self.results],
+            "peak_by_purpose": [one.peak_by_purpose for one in self.results],
+            "step_peak_by_purpose": [one.step_peak for one in self.results],
             "virtual_seconds": self.seconds,
             "step_seconds": self.seconds / self.config.steps,
             "bubble": self.bubble,

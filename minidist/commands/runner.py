@@ -292,7 +292,8 @@ def run_comparison(
         config = _with_a_tier(config, size, ranks, TrainConfig.model_fields if given is None else given)
 
     # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.
-    # Ranks that choose their batches while they train tell them afterwards, and those without common steps all.
+    # Ranks that choose their batches while they train tell them afterwards. An `OwnLoop` is compared after the run: its
+    # ranks have no common steps.
     own = loop is None and (under_mpiexec() or trains_alone(config) or changes_batches(config))
     alone, expected = Progress(config.steps, interactive and not own, "compare: one device", ends=False), None
     if loop is None and not own:

@@ -22,7 +22,7 @@ from minidist.core.optim.optimizer import Optimizer
 
 # name -> module and class
 OPTIMIZERS = {
-    "sgd": ("core.optim.optimizer", "SGD"),
+    "sgd": ("core.optim.sgd", "SGD"),
     "adagrad": ("optim.adagrad", "Adagrad"),
     "rmsprop": ("optim.rmsprop", "RMSProp"),
     "adam": ("optim.adam", "Adam"),

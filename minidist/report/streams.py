@@ -16,7 +16,7 @@ from minidist.report.palette import MESSAGES, NAMES, PALETTE, distinct, ink, kin
 from minidist.report.space_time import earliest
 from minidist.report.timeline import merged, pairs, without
 
-# A bar: 1 send or 2 receive, start, partner there, end, and the message. A bar is BROAD.
+# A bar: 1 send or 2 receive, start, partner there, end, and the message. BROAD: the height of a bar.
 Bar = tuple[int, float, float, float, MessageEvent]
 BROAD = 0.6
 PLACES = {"host step": "host computes"}  # spans of `parallel.host_pool.HostPool` -> their row; all others compute

@@ -190,13 +190,22 @@ def of_users(config: Any) -> Iterator[Extension]:
             )
         keys.add(kind.key)
         try:
-            yield kind(kind.Settings(**values))
+            yield kind(_settings(kind, values))
         except WrongValue as error:
             wrong = f"{error.path}={quoted(error.value)}: {error.clause}"
             if error.unknown:
                 wrong = f"unknown setting {quoted(error.path)}{nearest(error.path, kind.Settings.model_fields)}"
             known = ", ".join(kind.Settings.model_fields) or "none"
             raise UsageError(f"--extension {quoted(source)}: {wrong}; its settings are: {known}") from None
+
+
+def _settings(kind: type[Extension], values: dict[str, str]) -> Any:
+    """Return the settings of a user's class. WrongValue for a name that it does not have, whatever its record does."""
+    settings = kind.Settings(**values)
+    for name, value in values.items():
+        if name not in kind.Settings.model_fields:
+            raise WrongValue("Extra inputs are not permitted", (name,), value, unknown=True)
+    return settings
 
 
 @cache

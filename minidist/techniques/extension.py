@@ -17,6 +17,7 @@ import numpy as np
 
 from minidist.base.records import Record
 from minidist.core.autograd import Tensor
+from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.data import Shares
 from minidist.techniques.bucket import ReplicaBucket
@@ -99,67 +100,106 @@ class Settings(Record, forbid=True):
 
 
 class Extension:
-    """The base class: a technique that does nothing. A rank has one object of each technique that its job uses.
+    """The base class: a technique that does nothing. A rank has one object of each technique that its job uses."""
 
-    Settings: the flags; in a job that uses the technique one differs from its default. main: the one that does, where
-    the others have no effect without it, and are refused. switches: settings of every job that also decide whether it
-    is used, each with the value with which it is not (`used_by`). panel: their heading in `--help`. rules: what is
-    refused. rules_first: whether they are checked before those of the layout's axes. alone: flags that one
-    data-parallel rank ignores, with a function that says when they have an effect all the same. matters_alone: settings
-    of every job that have an effect on such a rank with the technique, with a function that says when. observes:
-    whether the numbers of the training do not depend on the technique, so that the reference on one device leaves it
-    out. unlike: what differs from rank to rank, so that `--fold` is refused. key: the name of `state` in a checkpoint
-    (default: the name of the class). fixed: the settings that a resumed job must have in common with the job that saved
-    its checkpoint. by_content: those of them that `differs` compares where the checkpoint has a `state`, because they
-    name a place. evaluations: how many losses `evaluate` computes. periods: flags of what happens every N steps, and
-    how many steps must follow for it to have an effect. jumps: the flag, where a number that differs in its last bit
-    may change a choice. by_values: settings that need the values of arrays, which a dry run has not. trains_alone:
-    whether each data-parallel rank steps its replica with the gradient of that rank's rows (`meeting.py`). drains:
-    whether a pipeline is empty after every step, so that all stages have the weights and the gradients of one step.
-    weight_differences: the kinds of optimizer state that are differences of weights, which `compare` holds to the
-    rounding of weights. sums_buckets: whether the technique sums whole buckets of gradients in its own order, in place
-    of --reduction (`bucket.py`); both stages with a tied weight then have a bucket for it. reduces_each: whether
-    gradients are reduced after every micro-batch. own_state: of each kind of state that `of_rank` returns, what a
-    checkpoint holds with it, and what to resume with, in words, where a job has no place for it. trainers: what traces
-    and reports call the ranks of the layout, where other ranks are outside of it; one technique of a job may have such
-    ranks. in_evaluations: whether evaluations have the technique, too, with `read_inputs` and `micro_batch`.
-    for_all_steps: whether the settings are meant for the whole length of a job, so that a trial of a few steps leaves
-    them out. unplanned: the flags that a plan (`minidist plan`) leaves out, because they change neither memory nor time
-    by more than the planner's error. deepspeed: what is made of keys of a DeepSpeed file. scale: by what `scaled` has
-    multiplied the loss of the current step, and so its gradients.
-    """
-
+    # The flags. In a job that uses the technique, one of them differs from its default.
     Settings: ClassVar[type[Record]] = Settings
+
+    # The flag without which the others have no effect and are refused; it decides whether a job uses the technique.
     main: ClassVar[str] = ""
+
+    # Settings of every job that also decide whether the technique is used, each with the value with which it is not:
+    # see `used_by`.
     switches: ClassVar[tuple[tuple[str, Any], ...]] = ()
+
+    # The heading of the flags in `--help`.
     panel: ClassVar[str] = "Checkpoints and checks"
+
+    # What is refused.
     rules: ClassVar[tuple[Rule, ...]] = ()
+
+    # Whether the rules are checked before those of the layout's axes.
     rules_first: ClassVar[bool] = False
+
+    # Flags that one data-parallel rank ignores, with a function that says when they have an effect all the same.
     alone: ClassVar[tuple[tuple[str, Callable[[Any], bool]], ...]] = ()
+
+    # Settings of every job that have an effect on such a rank with the technique, with a function that says when.
     matters_alone: ClassVar[tuple[tuple[str, Callable[[Any], bool]], ...]] = ()
+
+    # Whether the numbers of the training do not depend on the technique, so that the reference on one device leaves it
+    # out.
     observes: ClassVar[bool] = False
+
+    # What differs from rank to rank, so that `--fold` is refused.
     unlike: str = ""
+
+    # The name of `state` in a checkpoint; by default the name of the class.
     key: ClassVar[str] = ""
+
+    # The settings that a resumed job must have in common with the job that saved its checkpoint.
     fixed: ClassVar[tuple[str, ...]] = ()
+
+    # Those of `fixed` that `differs` compares where the checkpoint has a `state`, because they name a place.
     by_content: ClassVar[tuple[str, ...]] = ()
+
+    # How many losses `evaluate` computes.
     evaluations: ClassVar[int] = 0
+
+    # Flags of what happens every N steps, and how many steps must follow for it to have an effect.
     periods: ClassVar[Mapping[str, int]] = {}
+
+    # The flag with which a number that differs in its last bit may change a choice.
     jumps: ClassVar[str] = ""
+
+    # Settings that need the values of arrays, which a dry run does not have. An attribute: a method is refused.
     by_values: ClassVar[tuple[str, ...]] = ()
+
+    # Whether each data-parallel rank steps its replica with the gradient of that rank's rows (`meeting.py`).
     trains_alone: ClassVar[bool] = False
+
+    # Whether a pipeline is empty after every step, so that all stages have the weights and gradients of one step.
     drains: ClassVar[bool] = True
+
+    # The kinds of optimizer state that are differences of weights, which `compare` holds to the rounding of weights.
     weight_differences: ClassVar[tuple[str, ...]] = ()
+
+    # Whether the technique sums whole buckets of gradients in its own order, in place of --reduction (`bucket.py`).
+    # Both stages with a tied weight then have a bucket for it.
     sums_buckets: ClassVar[bool] = False
+
+    # Whether gradients are reduced after every micro-batch. An attribute: a method is refused.
     reduces_each: ClassVar[bool] = False
+
+    # Of each kind of state that `of_rank` returns: what a checkpoint holds with it, and what to resume with, in words,
+    # where a job has no place for it.
     own_state: ClassVar[Mapping[str, tuple[str, str]]] = {}
+
+    # What traces and reports call the ranks of the layout, where other ranks are outside of it. One technique of a job
+    # may have such ranks.
     trainers: ClassVar[str] = "layout"
+
+    # Whether the settings are meant for the whole length of a job, so that a trial of a few steps leaves them out.
     for_all_steps: ClassVar[bool] = False
+
+    # Whether evaluations have the technique, too, with `read_inputs` and `micro_batch`.
     in_evaluations: ClassVar[bool] = False
+
+    # The flags that a plan (`minidist plan`) leaves out, because they change neither memory nor time by more than the
+    # planner's error.
     unplanned: ClassVar[tuple[str, ...]] = ()
+
+    # What is made of keys of a DeepSpeed file.
     deepspeed: ClassVar[DeepSpeedKeys] = DeepSpeedKeys()
+
+    # By what `scaled` has multiplied the loss of the current step, and so its gradients.
     scale: float = 1.0
 
     def __init_subclass__(cls) -> None:
+        for name in ("reduces_each", "by_values"):
+            if callable(getattr(cls, name)):
+                raise UsageError(f"{cls.__name__}.{name} is a method, which is always true; make it an attribute")
+
         # Every class has its own state, also where it is derived from another extension.
         cls.key = vars(cls).get("key") or cls.__name__
 
@@ -170,7 +210,9 @@ class Extension:
 
     @classmethod
     def used_by(cls, config: Any) -> bool:
-        """Return whether a job with these settings uses the technique: unless overridden, when a flag is given.
+        """Return whether a job with these settings uses the technique.
+
+        Unless overridden: when the flag `main` is given, or any flag where there is no `main`.
 
         Asked only of a job in which a flag, or a setting of `switches`, has another value.
         """

@@ -6,7 +6,7 @@ import pytest
 
 from minidist.core.base.errors import UsageError
 from minidist.course.museum import find
-from minidist.debug.flight_recorder.corpus import CASES, write_corpus
+from minidist.debug.flight_recorder.corpus import CASES, Case, Label, hanging_world, write_corpus
 from minidist.debug.flight_recorder.diagnosis import diagnose
 from minidist.debug.flight_recorder.files import read_files
 from minidist.debug.flight_recorder.write import write_dumps
@@ -50,6 +50,14 @@ def test_a_job_that_ends_does_not_hang(tmp_path):
     assert not found.hangs
     assert {ranks for _, ranks in found.groups.values()} == {(0, 1, 2, 3), (0, 2), (1, 3)}
     assert found.lines()[-1].startswith("nothing hangs")
+
+
+def test_a_case_that_ends_is_an_error():
+    def ends(comm):
+        """Every rank returns."""
+
+    with pytest.raises(AssertionError, match="every rank returns: it does not hang on 2 ranks"):
+        hanging_world(Case(ends, lambda ranks: Label((), (), (), 0), ""), 2)
 
 
 def test_the_exhibits_that_are_named_exist():

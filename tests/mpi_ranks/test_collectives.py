@@ -189,6 +189,21 @@ def test_bytes_are_those_of_the_algorithms():
     assert sent == {"Allreduce SUM": 3 * 2 * 2 * 80, "Gather": 2 * 40}
 
 
+def test_a_program_may_derive_a_class_from_a_topology():
+    def main(world, MPI):
+        class Named(MPI.Cartcomm):
+            name = "grid"
+
+        made = world.Create_cart([world.size])
+        grid = Named(made)
+        assert type(made) is MPI.Cartcomm  # Create_cart still makes the class of mpi4py
+        assert (grid.name, grid.dims, grid.coords) == ("grid", [world.size], [world.rank])
+        with pytest.raises(TypeError, match="no such topology"):
+            Named(world.Create_graph([1, 2], [1, 0]))
+
+    on_ranks(2, main)
+
+
 def test_neighbors_in_grids_and_graphs():
     def main(world, MPI):
         grid = world.Create_cart([2, 3], periods=[True, False])

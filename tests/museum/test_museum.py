@@ -165,6 +165,20 @@ def test_an_error_that_the_exhibit_does_not_declare_does_not_count_as_caught(mon
     assert "0 of 1" in table([run])
 
 
+def test_the_list_does_not_need_the_techniques_of_single_exhibits():
+    """A technique is a folder that can be deleted: the museum still has the other exhibits."""
+    missing = ["minidist.techniques.local_sgd.averaging", "minidist.techniques.data_ledger"]
+    program = f"""
+import sys
+from minidist.job.config import train_config  # which loads the techniques
+sys.modules |= dict.fromkeys({missing})
+from minidist.course.museum import exhibits
+print([exhibit.title for exhibit in exhibits()])
+"""
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "the outer step leads away from the average" in process.stdout, process.stderr
+
+
 def test_a_check_that_cannot_run_says_so_and_is_not_counted_as_caught():
     """In an environment without pytest, such as the one of `make demo`."""
     program = "import sys; sys.modules['pytest'] = None; from minidist.cli import main; main(['museum', '5', '--json'])"

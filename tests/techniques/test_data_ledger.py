@@ -36,7 +36,7 @@ LAYOUTS = [
     (2, 5, {"cp": 2, "prefetch_batches": 2}),
     (2, 5, {"dp": 2, "adaptive_batch": 16}),
     (2, 5, {"pp": 2, "repartition_every": 2, "layers": 3, "microbatches": 2}),
-    (2, 5, {"dp": 2, "local_steps": 2, "clip": None}),
+    *([(2, 5, {"dp": 2, "local_steps": 2, "clip": None})] if "local_steps" in TrainConfig.model_fields else []),
     (3, 1, {"pp": 3, "replicas": "2,1", **ASYNCHRONOUS}),
     (2, 3, {"pp": 2, "evaluate_every": 2, "data": "markov", **ASYNCHRONOUS}),
     (3, 3, {"strategy": "ps", "servers": 1, "model": "llama", "clip": None, "save": "saved", "every": 2}),

@@ -73,7 +73,7 @@ def test_the_extension_of_the_guide_in_several_layouts(here, capsys, layout):
             {},
             "--extension 'small.py:SmallGradients': the setting 'every' has no value; write every=VALUE",
         ),
-        ("small.py:SmallSettings", {}, "'small.py:SmallSettings' is not a subclass of minidist.techniques.Extension"),
+        ("small.py:Rule", {}, "'small.py:Rule' is not a subclass of minidist.techniques.Extension"),
         ("small.py:Small", {}, "small.py'? has no class 'Small' .*; write FILE.py:CLASS"),
         ("small.py", {}, "'small.py' names no class; write FILE.py:CLASS"),
         ("nothing.py:SmallGradients", {}, "file 'nothing.py' does not exist; write FILE.py:CLASS"),
@@ -210,6 +210,16 @@ def test_two_extensions_with_one_key_are_refused(here, extension, key):
         list(of_job(TrainConfig.make(extension=extension)))
 
 
+@pytest.mark.parametrize("name", ["reduces_each", "by_values"])
+def test_a_method_in_the_place_of_an_attribute_is_refused(here, name):
+    """A method is true whatever it returns."""
+    Path("old.py").write_text(
+        f"from minidist.techniques import Extension\n\nclass Old(Extension):\n    def {name}(self): return False\n"
+    )
+    with pytest.raises(UsageError, match=f"Old.{name} is a method, which is always true; make it an attribute"):
+        list(of_job(TrainConfig.make(extension="old.py:Old")))
+
+
 SETTINGS = """
 from minidist.techniques import Extension, Settings
 
@@ -335,12 +345,12 @@ def test_the_example_of_the_guide_as_a_folder_of_the_package(tmp_path):
     folder = tmp_path / "minidist" / "techniques" / "small_gradients"
     folder.mkdir()
     text = re.sub(r"(?<=settings\.)(every|limit)\b", r"small_gradients_\1", EXAMPLE)
-    text = text.replace("    limit:", "    small_gradients_limit:")
-    text = text.replace("    every: int = Field(1, ge=1,", "    small_gradients_every: int = Field(0, ge=0,")
+    text = text.replace(" limit:", " small_gradients_limit:")
+    text = text.replace(" every: int = Field(1, ge=1,", " small_gradients_every: int = Field(0, ge=0,")
     (rule,) = re.findall(r"^ +(without_effect\(.small_.*\))$", GUIDE, flags=re.MULTILINE)
     text = text.replace("    rules = (\n", f"    rules = (\n        {rule},\n")
     text = text.replace(
-        "import Extension, Field, Rule, Settings", "import Extension, Field, Rule, Settings, without_effect"
+        "import Extension, Field, Record, Rule\n", "import Extension, Field, Record, Rule, without_effect\n"
     )
     (folder / "extension.py").write_text(text)
 

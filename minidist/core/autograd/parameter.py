@@ -96,8 +96,18 @@ class Parameter(Tensor):
     """
 
     __slots__ = (
-        *("_data", "_requires_grad", "_version", "dtype", "flat", "gradient", "init", "layout", "name", "observers"),
-        *("ready_hooks", "shape"),
+        "_data",
+        "_requires_grad",
+        "_version",
+        "dtype",
+        "flat",
+        "gradient",
+        "init",
+        "layout",
+        "name",
+        "observers",
+        "ready_hooks",
+        "shape",
     )
 
     shape: tuple[int, ...]
@@ -168,7 +178,7 @@ class Parameter(Tensor):
         self._requires_grad = value
 
     @property
-    def size(self) -> int:
+    def size(self) -> int:  # type: ignore[override]
         """Number of elements, also while the data is released."""
         return prod(self.shape)
 

@@ -58,7 +58,7 @@ contribution_recorder: ContextVar[Any] = ContextVar("minidist_contribution_recor
 # A vector-Jacobian product: the gradient of the output (or what `prepare` made of it) to the gradient of one input.
 # None stands for the identity.
 VectorJacobianProduct = Callable[..., Any]
-Vector = Callable[[Any], Any]
+Prepare = Callable[[Any], Any]  # of the gradient of the output: what every vjp gets, see `Node`
 Inputs = tuple[tuple["Node", VectorJacobianProduct | None], ...]
 Weights = tuple[tuple[Any, VectorJacobianProduct], ...]
 
@@ -80,7 +80,7 @@ class Node:
 
     __slots__ = ("costs", "grad", "index", "inputs", "name", "over", "owned", "prepare", "replays", "weights")
 
-    def __init__(self, name: str, inputs: "Inputs" = (), weights: Weights = (), prepare: Vector | None = None) -> None:
+    def __init__(self, name: str, inputs: "Inputs" = (), weights: Weights = (), prepare: Prepare | None = None) -> None:
         self.index = _creation_index()
         self.name = name
         self.inputs: Inputs | None = inputs
@@ -157,10 +157,11 @@ class Tensor:
             raise AutogradError("cannot set the gradient of a tensor with requires_grad=False")
         self.node.grad, self.node.owned = value, False
 
-    shape: Any = property(attrgetter("data.shape"), doc="Length of each dim.")
-    dtype: Any = property(attrgetter("data.dtype"), doc="The array's dtype.")
-    ndim: Any = property(attrgetter("data.ndim"), doc="Number of dims.")
-    size: Any = property(attrgetter("data.size"), doc="Number of elements.")
+    # Read for every operation; `attrgetter` makes no Python call.
+    shape = cast("tuple[int, ...]", property(attrgetter("data.shape"), doc="Length of each dim."))
+    dtype = cast("Any", property(attrgetter("data.dtype"), doc="The array's dtype."))
+    ndim = cast("int", property(attrgetter("data.ndim"), doc="Number of dims."))
+    size = cast("int", property(attrgetter("data.size"), doc="Number of elements."))
 
     def item(self) -> float:
         """The value of a tensor of one element, as a Python number."""
@@ -195,10 +196,24 @@ class Tensor:
         backward: ClassVar[Callable[..., Any]]
 
     # No model of the core uses these: a library adds them.
-    __neg__, __sub__, __rsub__, __rtruediv__, __pow__ = map(_added, ("neg", "sub", "rsub", "rtruediv", "pow"))
-    __bool__, __iter__, __array__, __array_function__ = map(_added, ("bool", "iter", "array", "array_function"))
-    exp, log, max, relu, sqrt, tanh = map(_added, ("exp", "log", "max", "relu", "sqrt", "tanh"))
-    transpose, detach, astype = map(_added, ("transpose", "detach", "astype"))
+    __neg__ = _added("neg")
+    __sub__ = _added("sub")
+    __rsub__ = _added("rsub")
+    __rtruediv__ = _added("rtruediv")
+    __pow__ = _added("pow")
+    __bool__ = _added("bool")
+    __iter__ = _added("iter")
+    __array__ = _added("array")
+    __array_function__ = _added("array_function")
+    exp = _added("exp")
+    log = _added("log")
+    max = _added("max")
+    relu = _added("relu")
+    sqrt = _added("sqrt")
+    tanh = _added("tanh")
+    transpose = _added("transpose")
+    detach = _added("detach")
+    astype = _added("astype")
     __reduce_ex__ = hooks.added("tensor_methods", "reduce_ex")
     T = property(transpose, doc="The dims reversed.")
 
@@ -244,7 +259,7 @@ def record(
     edges: Sequence[Edge],
     weights: Sequence[Edge] = (),
     *,
-    prepare: Callable[[Any], Any] | None = None,
+    prepare: Prepare | None = None,
     cost: Any = None,
     saved: Sequence[xp.Array] = (),
 ) -> Tensor:

@@ -1,6 +1,6 @@
 """The array functions that autograd, nn, optim and the strategies use, for NumPy, CuPy and meta arrays.
 
-The names of NumPy that are imported here, and the attributes of an array that the package uses, are those that
+The functions of NumPy below, and the attributes of an array that the package uses, are those that
 minidist/base/array_interface.py lists.
 
 NumPy's functions pass CuPy arrays (and any other array type that implements `__array_ufunc__` and `__array_function__`)
@@ -10,6 +10,7 @@ another one, scattering into rows, and sums that are fast on both.
 Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 """
 
+# Other modules take NumPy's names from here.
 # ruff: noqa: F401, F811
 
 from collections.abc import Callable, Iterator
@@ -23,7 +24,8 @@ from numpy import arange, dtype, float32, float64, generic, inf, int64, ndarray
 
 from minidist.core.base import hooks
 
-# Annotations name NumPy's type, so that its own functions accept it; base/array_interface.py lists what is used of it.
+# Annotations name NumPy's type, so that its own functions accept it. minidist/base/array_interface.py lists what is
+# used of it.
 Array = np.ndarray[Any, np.dtype[Any]]
 
 # NumPy's functions that other modules get here.

@@ -5,7 +5,8 @@
 
 A name that is not below is `NOTHING` until it is set: a module of checks that checks nothing (`refusals`), a check of
 one call (`check_layout`), a record that records nothing (`trace`), an addition that there is not (`split_attention`).
-`minidist/additions.py` says which function or module this package sets; its docstring says what it gets and returns.
+`minidist/additions.py` says which function or module this package sets; the docstring there says what it gets and
+returns.
 
 Proved by: tests/base/test_hooks.py
 """
@@ -79,18 +80,19 @@ def added(library: str, name: str) -> Callable[..., Any]:
 # Modules, functions and classes without which the core refuses what needs them.
 fibers = half = precision = module_methods = one_event = tensor_methods = not_in_the_core
 dropped_weights = cut_run = shard_with_options = replica_reducers = not_in_the_core
-guard: Callable[..., Any] = _NoGuard
 
 # Names that stand for a choice among algorithms: (comm, operation, bytes of the whole array) -> the algorithm's name.
 choosers: dict[str, Callable[[Any, str, int], str]] = {}
 # Each looks at a graph before backward visits it: (pass, root node, gradient of its output).
 backward_checks: list[Callable[[Any, Any, Any], None]] = []
-# Arrays of more bytes are added by `special_sum`: other cores read longer messages out of the array, shorter as copies.
+# Bytes: the sum of a longer array is left to `special_sum`. Where each rank is a process, another core reads a longer
+# message from the array itself, which makes the next write into it slow; a shorter message is copied first.
 read_by_others = inf
 
 # What returns a value without a library, too.
 batch_coordinates: Callable[..., AbstractContextManager[Any]] = _any_place
 check_number = check_whole = checked_setting = _as_given
 describe: Callable[[Any], str] = object.__repr__
+guard: Callable[..., Any] = _NoGuard
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
 optimizer_attribute: Callable[[Any, str], Any] = object.__getattribute__

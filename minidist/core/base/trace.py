@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 
 from minidist.core.base.errors import UsageError, quoted
 
-PURPOSES = [
-    *("gradient_reduce", "parameter_gather"),
-    *("tensor_forward", "tensor_backward", "regather"),
-    *("pipeline_activation", "pipeline_gradient", "tied", "dispatch"),
-    *("loss_divisor", "clip_norm", "metrics", "evaluation", "checkpoint", "startup", "user"),
-]
+_PURPOSES = """
+gradient_reduce parameter_gather
+tensor_forward tensor_backward regather
+pipeline_activation pipeline_gradient tied dispatch
+loss_divisor clip_norm metrics evaluation checkpoint startup user
+"""
+PURPOSES = _PURPOSES.split()
 
 _purpose: ContextVar[str] = ContextVar("minidist_message_purpose", default="user")
 _settled: ContextVar[bool] = ContextVar("minidist_message_purpose_settled", default=False)

@@ -114,7 +114,8 @@ def all_reduce(
 
     equal: a text that every rank must pass equal (whose gradient it is); compared with each message, at no cost.
     """
-    # Where nothing is recorded, a call like the last one is made again: to check it takes as long as a short message.
+    # Where nothing is recorded, `comm.last` keeps the last call, and a call like it runs without the checks: they take
+    # as long as a short message.
     last = getattr(comm, "last", None)
     if last and not async_op and array.__class__ is np.ndarray and array.flags.carray and algorithm.__class__ is str:
         if algorithm in hooks.choosers:

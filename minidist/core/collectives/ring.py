@@ -14,6 +14,7 @@ The closed forms are in the decorators. `sends` gives (messages, elements) that 
 chunks in elements; elements times the item size are bytes. `seconds` gives the time until the last rank is done.
 
 Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69 (2009).
+
 Proved by: tests/collectives/test_collectives.py, tests/collectives/test_closed_form.py
 """
 

@@ -30,7 +30,7 @@ from minidist.core.nn.layers import Conv1D, Embedding, LayerNorm
 from minidist.core.nn.module import Identity, Module, run_blocks
 
 # (qkv (batch, T, 3 D), heads) -> (batch, T, D); with attention dropout (qkv, heads, dropout)
-Attend = Callable[..., Tensor]
+AttentionFunction = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,15 @@ class Attention(Module):
     The number of heads is that of `c_attn`'s output: under tensor parallelism a rank has some of them.
     """
 
-    def __init__(self, config: GPTConfig, dtype: Any, attention_fn: Attend = causal_attention) -> None:
+    def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
         width = config.n_embd
         self.head_size = width // config.n_head
         self.attention_fn = attention_fn
         self.c_attn = Conv1D(width, 3 * width, dtype=dtype, seed=None)
         self.c_proj = Conv1D(width, width, dtype=dtype, scale=0.02 * (2 * config.n_layer) ** -0.5, seed=None)
-        self.attn_dropout = hooks.attention_dropout(config.attention_dropout, config.n_head)
+        self.attn_dropout = hooks.attention_dropout(
+            config.attention_dropout, config.n_head
+        )  # NOTHING without a library: not active
         self.resid_dropout = hooks.dropout(config.dropout) or Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -103,7 +105,7 @@ class FeedForward(Module):
 class Block(Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), (batch, T, D) -> (batch, T, D)."""
 
-    def __init__(self, config: GPTConfig, dtype: Any, attention_fn: Attend = causal_attention) -> None:
+    def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
         self.ln_1 = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
         self.attn = Attention(config, dtype, attention_fn)
         self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
@@ -201,7 +203,7 @@ class LanguageModel(Module):
 class Transformer(Module):
     """Embeddings, blocks and the last layer norm: tokens (batch, T) -> (batch, T, D). A stage is a slice of these."""
 
-    def __init__(self, config: GPTConfig, dtype: Any, attention_fn: Attend = causal_attention) -> None:
+    def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
         self.wte = Embedding(config.vocab_size, config.n_embd, dtype, scale=0.02, seed=None)
         self.wpe = Embedding(config.n_positions, config.n_embd, dtype, scale=0.01, seed=None)
         self.drop = hooks.dropout(config.dropout) or Identity()
@@ -255,7 +257,11 @@ class GPT(LanguageModel):
     decoder_name, blocks_name, stage_class = "transformer", "h", GPTStage
 
     def __init__(
-        self, config: GPTConfig, dtype: Any = xp.float32, seed: int | None = 0, attention_fn: Attend = causal_attention
+        self,
+        config: GPTConfig,
+        dtype: Any = xp.float32,
+        seed: int | None = 0,
+        attention_fn: AttentionFunction = causal_attention,
     ) -> None:
         if not isinstance(config, GPTConfig):
             hooks.refusals().refuse_config("GPT", config, GPTConfig)

@@ -1,6 +1,7 @@
 """Optimizers: they update named arrays, and know nothing about ranks.
 
-optimizer.py    what all optimizers share: slices and groups of parameters, the state; SGD, plain and with momentum
+optimizer.py    what all optimizers share: slices and groups of parameters, the state
+sgd.py          SGD, plain, with momentum, and in Nesterov's form
 adam.py         AdamW
 """
 
@@ -10,5 +11,6 @@ from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.core.optim.adam import AdamW
-    from minidist.core.optim.optimizer import NORM_BLOCK, SGD, FlatSlice, Group, Optimizer, flat_slices
+    from minidist.core.optim.optimizer import NORM_BLOCK, FlatSlice, Group, Optimizer, flat_slices
+    from minidist.core.optim.sgd import SGD
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

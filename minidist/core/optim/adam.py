@@ -5,6 +5,7 @@ order that the end of section 2 gives: alpha_t = lr sqrt(1 - beta2^t) / (1 - bet
 sqrt(1 - beta2^t), which is the same update with one pass less. I. Loshchilov and F. Hutter, "Decoupled weight decay
 regularization" (ICLR 2019), algorithm 2, where PyTorch's meaning is taken: the decay is multiplied by the learning
 rate. `minidist/optim/adam.py` has Adam, whose decay passes through the averages.
+
 Proved by: tests/optim/test_optimizers.py
 """
 

@@ -30,6 +30,7 @@ gradients), under purposes tensor_forward and tensor_backward.
 Sources: Liu et al., "Ring Attention", 2023; Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018,
 algorithm 3; the backward formulas are those of Dao et al., "FlashAttention", 2022, appendix B.2; the balance is that of
 Brandon et al., "Striped Attention", 2023, with the chunk pairs of Llama 3 (2024, 3.3.2).
+
 Proved by: tests/parallel/test_context.py, tests/parallel/test_all_gather_attention.py
 """
 
@@ -137,10 +138,11 @@ class RingAttention(Module):
         cost = 0, [(0, 0)] * 3
         return record("ring_attention", result.stored, edges, prepare=prepare, cost=lambda: cost, saved=saved)
 
-    # --- arrays are (batch, kv heads, query heads of each or 1, T, size) ---
-
     def _ring_forward(self, q: xp.Array, k: xp.Array, v: xp.Array, drop: Drop) -> tuple[xp.Array, xp.Array]:
-        """Return (output, log of the sum of exponentials of each query)."""
+        """Return (output, log of the sum of exponentials of each query).
+
+        q: (batch, kv heads, query heads of each, T, size), as the output; k, v: (batch, kv heads, 1, T, size).
+        """
         scale = q.shape[-1] ** -0.5
         o = track(xp.zeros(q.shape, q.dtype, q), "activation")
         m = xp.full(q.shape[:-1], -xp.inf, q.dtype, q)
@@ -173,7 +175,10 @@ class RingAttention(Module):
     def _ring_backward(
         self, q: xp.Array, k: xp.Array, v: xp.Array, g: xp.Array, o: xp.Array, log_sum: xp.Array, drop: Drop
     ) -> tuple[xp.Array, xp.Array, xp.Array]:
-        """Return the gradients of q, and of this rank's own k and v; g: of the output o."""
+        """Return the gradients of q, and of this rank's own k and v; g: of the output o.
+
+        q, g, o: (batch, kv heads, query heads of each, T, size); k, v: (batch, kv heads, 1, T, size).
+        """
         scale = q.shape[-1] ** -0.5
         delta = (g * o).sum(axis=-1, keepdims=True)  # D_i of the softmax's backward: sum_j p_ij dp_ij
         dq = track(xp.zeros(q.shape, q.dtype, q), "activation_gradient")

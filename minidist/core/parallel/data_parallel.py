@@ -25,6 +25,7 @@ wrong gradient. Every strategy that reduces whole gradients has a `GradientReduc
 is told what happens, and returns texts that every rank must have equal (minidist/parallel/replica_guard.py).
 
 Source: Li et al., PyTorch Distributed, VLDB 2020, section 3.2.
+
 Proved by: tests/parallel/test_data_parallel.py, tests/parallel/test_gradients.py, tests/misuse/test_misuse.py
 """
 
@@ -216,8 +217,8 @@ class GradientReducer(BackwardObserver):
 
     def send(self, bucket: Bucket) -> Any:
         """[2] Start the all-reduce of a bucket in the communicator's stream; return what has `wait`."""
-        how: Any = {"algorithm": self.algorithm, "equal": self.guard.of_bucket(bucket)}
-        return all_reduce(self.comm, bucket.flat.grad_buffer[bucket.slice], self.op, async_op=True, **how)
+        gradients, equal = bucket.flat.grad_buffer[bucket.slice], self.guard.of_bucket(bucket)
+        return all_reduce(self.comm, gradients, self.op, algorithm=self.algorithm, async_op=True, equal=equal)
 
     def finish(self) -> None:
         """[3] Wait for every bucket, also where no parameter became ready."""
@@ -284,13 +285,18 @@ class DistributedDataParallel(Module):
 
         # Equal replicas: the same model on every rank, with rank 0's values.
         self.flat = FlatParameters(module.parameters()) if flat is None else flat
-        settings = {"reduction": reduction, "bucket_cap_mb": bucket_cap_mb, "algorithm": algorithm}
-        settings["find_unused_parameters"] = self.reducer_type.unused == "zeros"
+        settings = {
+            "reduction": reduction,
+            "bucket_cap_mb": bucket_cap_mb,
+            "algorithm": algorithm,
+            "find_unused_parameters": self.reducer_type.unused == "zeros",
+        }
         guard = equal_replicas("DistributedDataParallel", module, self.flat, settings, comm)
 
         # Equal gradients: from here on, plain `loss.backward()` sums them over the ranks.
-        how: Any = {"op": guard.op, "algorithm": algorithm, "bucket_cap_mb": bucket_cap_mb, "guard": guard}
-        self.reducer = self.reducer_type(self.flat, comm, **how)
+        self.reducer = self.reducer_type(
+            self.flat, comm, op=guard.op, algorithm=algorithm, bucket_cap_mb=bucket_cap_mb, guard=guard
+        )
         self.reducer.observe()
         guard.covers(module, self.flat.parameters)
 

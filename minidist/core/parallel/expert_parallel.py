@@ -10,6 +10,7 @@ slots are full or not (purpose `dispatch`): with capacity = k tokens / experts x
 D. The rank of an expert has seen the tokens of all ep ranks, so its gradient is summed over dp and cp only.
 
 Sources: Lepikhin et al., "GShard", 2020; Fedus et al., "Switch Transformers", 2021.
+
 Proved by: tests/parallel/test_expert.py
 """
 
@@ -65,7 +66,7 @@ class Exchange(Module):
     def exchange(self, comm: Comm, slots: xp.Array, why: str) -> xp.Array:
         """Exchange slots, or their gradients, by one all-to-all."""
         ranks, width = comm.size, slots.shape[-1]
-        to_experts = self.to_experts == (why == "tensor_forward")
+        to_experts = self.to_experts == (why == "tensor_forward")  # backward goes the other way
         if to_experts:
             # (ranks x local experts, C, D): the experts of rank j are neighbours, so what it receives lies together.
             outgoing = contiguous(slots)

@@ -22,6 +22,7 @@ are sent while something computes:
     whole gradient ── start_reduce ▶ in flight ── finish_reduce ▶ added to the shard's gradient
 
 Sources: Rajbhandari et al., ZeRO, SC 2020, section 5.3; Zhao et al., PyTorch FSDP, VLDB 2023.
+
 Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_fully_shard_against_torch.py
 """
 
@@ -32,8 +33,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from minidist.core.autograd import BackwardObserver, BackwardPass, Parameter, backward_hooks, current_pass
-from minidist.core.autograd.tensor import is_grad_enabled
+from minidist.core.autograd import (
+    BackwardObserver,
+    BackwardPass,
+    Parameter,
+    backward_hooks,
+    current_pass,
+    is_grad_enabled,
+)
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
@@ -81,8 +88,12 @@ def fully_shard(
     hooks.refusals().check_module("fully_shard", module, "mesh=comm")
     op = operation_of(reduction)
     hooks.check_whole("prefetch", prefetch)
-    settings: dict[str, Any] = {"reshard_after_forward": reshard_after_forward, "prefetch": prefetch}
-    settings |= {"reduction": reduction, "algorithm": algorithm}
+    settings: dict[str, Any] = {
+        "reshard_after_forward": reshard_after_forward,
+        "prefetch": prefetch,
+        "reduction": reduction,
+        "algorithm": algorithm,
+    }
     plain = isinstance(reshard_after_forward, bool) and all(type(state) is FSDPState for state in states_of(module))
     if options or isinstance(mesh, Mesh) or not plain:
         hooks.shard_with_options(module, mesh, settings, options)
@@ -226,8 +237,16 @@ class FSDPUnit:
 
     def reduce_scatter(self, whole: xp.Array, counts: list[int], out: xp.Array, equal: str) -> Any:
         """Start to sum each rank's part of `whole`, of the number of elements in `counts`, there, in `out`."""
-        how: Any = {"counts": counts, "algorithm": self.algorithm, "equal": equal}
-        return reduce_scatter(self.shard.comm, whole, self.guard.op, async_op=True, out=out, **how)
+        return reduce_scatter(
+            self.shard.comm,
+            whole,
+            self.guard.op,
+            counts=counts,
+            out=out,
+            algorithm=self.algorithm,
+            async_op=True,
+            equal=equal,
+        )
 
     def destination(self) -> xp.Array:
         """Return the array for a sum: the shard's gradient, unless something is there already."""

@@ -15,6 +15,7 @@ A plan says how each module is split; what no key names stays whole on every ran
 in `hooks.plan_of` and `hooks.split_attention`.
 
 Source of the plans: Shoeybi et al., "Megatron-LM", 2019, section 3 and figure 3.
+
 Proved by: tests/parallel/test_tensor.py, tests/train/test_axes.py, tests/parallel/test_split_examples.py
 """
 
@@ -60,7 +61,8 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
                 module = _put(module, name, style(get_module(module, name), context, name))
 
     # What no style has split is whole on every rank; a tied parameter must be split wherever it is used.
-    split = {whole: shard for whole, shard in context.shards.items() if shard is not whole}  # freed in this order
+    # A dict: the whole weights are freed in this order, so a trace's memory is the same in each run.
+    split = {whole: shard for whole, shard in context.shards.items() if shard is not whole}
     for name, parameter in module._all_parameters():
         if parameter in split:
             hooks.refusals().refuse_shared(name, parameter)

@@ -33,6 +33,7 @@ needs none. The padding is not a word: its logits count as minus infinity, and i
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3 and appendix (padding). The names of the borders are
 Megatron-LM's; those that gather are in `minidist/parallel/tensor`.
+
 Proved by: tests/parallel/test_tensor.py, tests/parallel/test_tensor_against_torch.py, tests/checkpoint/test_layouts.py
 """
 

@@ -17,6 +17,7 @@ per step. Stage 2 keeps only the gradient of the shard and reduces in every micr
 runs; the memory of a bucket is freed as soon as the bucket is reduced.
 
 Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", SC 2020, section 5.
+
 Proved by: tests/parallel/test_zero.py, tests/parallel/test_fully_shard.py
 """
 
@@ -178,8 +179,16 @@ class ShardReducer(GradientReducer):
 
     def scatter(self, bucket: Bucket, array: xp.Array, counts: list[int], out: xp.Array) -> Any:
         """Start the reduce-scatter of a bucket's gradients; counts: how many elements each rank owns."""
-        how: Any = {"counts": counts, "algorithm": self.algorithm, "equal": self.guard.of_bucket(bucket)}
-        return reduce_scatter(self.comm, array, self.op, async_op=True, out=out, **how)
+        return reduce_scatter(
+            self.comm,
+            array,
+            self.op,
+            counts=counts,
+            out=out,
+            algorithm=self.algorithm,
+            async_op=True,
+            equal=self.guard.of_bucket(bucket),
+        )
 
     def collect(self) -> None:
         """Wait for the buckets that were launched, and add their sums to those of earlier micro-batches."""
@@ -231,9 +240,14 @@ class ZeroOptimizer:
         self.comm, self.stage, alignment = comm, stage, defaults.pop("alignment", NORM_BLOCK)
         self.shard = Shard(parameters, comm, alignment)
         self.flat = self.shard.flat
-        settings = {"stage": stage, "reduction": reduction, "reduce_bucket_size": reduce_bucket_size}
-        settings |= {"algorithm": algorithm, "alignment": alignment}
-        settings["find_unused_parameters"] = self.reducer_type.unused == "zeros"
+        settings = {
+            "stage": stage,
+            "reduction": reduction,
+            "reduce_bucket_size": reduce_bucket_size,
+            "algorithm": algorithm,
+            "alignment": alignment,
+            "find_unused_parameters": self.reducer_type.unused == "zeros",
+        }
         guard = equal_replicas("ZeroOptimizer", module, self.flat, settings, comm)
 
         # Each rank's optimizer sees its own shard only, so it allocates 1/n of the state.

@@ -28,7 +28,6 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
@@ -84,10 +83,24 @@ def number_of(kind: int, stage: int, microbatch: int = 0) -> int:
     return stage * STAGE + microbatch * STEP + kind
 
 
-F = partial(number_of, FORWARD)
-I = partial(number_of, INPUT)  # input gradient alone (Zero Bubble's paper calls it B)
-W = partial(number_of, WEIGHT)  # weight gradient alone
-B = partial(number_of, BACKWARD)  # full backward: input gradient, then weight gradient
+def F(stage: int, microbatch: int = 0) -> int:
+    """Forward."""
+    return stage * STAGE + microbatch * STEP + FORWARD
+
+
+def I(stage: int, microbatch: int = 0) -> int:  # noqa: E743
+    """Input gradient alone (Zero Bubble's paper calls it B)."""
+    return stage * STAGE + microbatch * STEP + INPUT
+
+
+def W(stage: int, microbatch: int = 0) -> int:
+    """Weight gradient alone."""
+    return stage * STAGE + microbatch * STEP + WEIGHT
+
+
+def B(stage: int, microbatch: int = 0) -> int:
+    """Full backward: input gradient, then weight gradient."""
+    return stage * STAGE + microbatch * STEP + BACKWARD
 
 
 def every(action: int, microbatches: int) -> range:

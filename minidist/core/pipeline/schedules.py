@@ -8,6 +8,7 @@ ranks or fewer, and m = 4 micro-batches.
 
 Sources: Huang et al., GPipe, NeurIPS 2019; Narayanan et al., PipeDream-2BW, ICML 2021; Narayanan et al., Megatron-LM,
 SC 2021, section 2.2; Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024.
+
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 

@@ -113,8 +113,17 @@ class ShardedOptimizer(DataAxis):
         kind, settings = task.optimizer(group)
         # The module, for the running statistics of its batch norms; experts have theirs on other ranks.
         module = None if group.experts else group.module
-        how = {"stage": group.zero, "reduction": "sum", "algorithm": group.reduction, **group.options, **settings}
-        self.zero = ZeroOptimizer(group.parameters, kind, comm=group.comm, module=module, **how)
+        self.zero = ZeroOptimizer(
+            group.parameters,
+            kind,
+            comm=group.comm,
+            stage=group.zero,
+            reduction="sum",
+            algorithm=group.reduction,
+            module=module,
+            **group.options,
+            **settings,
+        )
         self.reducers, self.shards, self.each = [self.zero.reducer], [self.zero.shard], group.zero == 2
         super().__init__([self.zero.flat], self.zero.optimizer, group.module, group.stage, group.experts)
 

@@ -109,13 +109,24 @@ def apply_data_parallel(
 
     # The replicas of a tied weight lie in other places of other arrays: only this order gives both the same bits.
     reduction = "ordered" if any(p.name in tied for p in module.parameters()) else layout.reduction
-    of_stage: Any = {"axes": axes, "zero": layout.zero, "reduction": reduction, "stage": stage, "tied": tied}
-    of_stage |= {"expert_mesh": meshes.get("experts"), "options": parts.options}
     result: list[DataAxis] = []
     for name, parameters in groups.items():
         # The second axis wraps the model that the first one returned.
-        model, experts = result[-1].model if result else module, name == "experts"
-        group = Group(model, parameters, comms[name], meshes[name], experts=experts, **of_stage)
+        model = result[-1].model if result else module
+        group = Group(
+            model,
+            parameters,
+            comms[name],
+            meshes[name],
+            axes=axes,
+            zero=layout.zero,
+            reduction=reduction,
+            stage=stage,
+            tied=tied,
+            experts=name == "experts",
+            expert_mesh=meshes.get("experts"),
+            options=parts.options,
+        )
         result.append(parts.data[layout.zero](task, group))
     return result
 

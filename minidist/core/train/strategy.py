@@ -121,8 +121,15 @@ class PipelineStrategy(Strategy):
 
     def make_pipe(self, plan: Plan) -> Pipeline:
         """Return what runs this rank's stages by a plan."""
-        how: Any = {"tied": self.tied, "reduce": Reduction(**self.reduction), "coordinates": self.coordinates}
-        return self.runtime(self.axes.pp, plan, self.stages, self._loss, **how)
+        return self.runtime(
+            self.axes.pp,
+            plan,
+            self.stages,
+            self._loss,
+            tied=self.tied,
+            reduce=Reduction(**self.reduction),
+            coordinates=self.coordinates,
+        )
 
     def make_plan(self, task: Task, layout: ParallelLayout) -> Plan:
         """Return the plan of a step."""

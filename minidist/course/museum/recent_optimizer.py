@@ -13,13 +13,12 @@ from minidist.core.comm import Comm
 from minidist.core.parallel.fsdp import FSDPUnit
 from minidist.core.parallel.zero import ShardReducer
 from minidist.course.museum import jobs
-from minidist.course.museum.exhibit import Recording, replaces
+from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.job.checkpoint import resume
 from minidist.job.train import recipe, run
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.sharded import FullySharded
 from minidist.optim.schedule import WarmupLinear
-from minidist.techniques.local_sgd.averaging import OuterOptimizer
 
 TINY: dict[str, Any] = {"width": 8, "layers": 1, "context": 4, "precision": "fp64"}
 
@@ -118,14 +117,19 @@ def moments_dropped(right: Any, *place: Any) -> dict[str, Array]:
     return {name: array * 0 for name, array in right(*place).items()}
 
 
-@replaces(OuterOptimizer, "outer_step")
-def opposite_sign(_: Any, self: Any) -> None:
+def opposite_sign(patch: Patch) -> None:
     """the outer optimizer's gradient is the average less the common weights, and its step leads away from it"""
-    (weights,), (common,) = self.parts, self.common
-    common.grad = weights.data - common.data
-    self.outer.step()
-    weights.data[...] = common.data
-    weights.updated()
+    # Here, so that the other exhibits run in a package without this technique.
+    from minidist.techniques.local_sgd.averaging import OuterOptimizer
+
+    def outer_step(self: Any) -> None:
+        (weights,), (common,) = self.parts, self.common
+        common.grad = weights.data - common.data
+        self.outer.step()
+        weights.data[...] = common.data
+        weights.updated()
+
+    patch.setattr(OuterOptimizer, "outer_step", outer_step)
 
 
 def resumed() -> Recording:

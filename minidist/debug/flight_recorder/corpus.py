@@ -9,7 +9,6 @@ Proved by: tests/flight_recorder/test_corpus.py
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -129,11 +128,16 @@ def mixes_a_message_and_a_collective(comm: Comm) -> None:
 
 
 def hanging_world(case: Case, ranks: int) -> SimWorld:
-    """Run a case on simulated ranks until it hangs; return the world with its record."""
+    """Run a case on simulated ranks until it hangs; return the world with its record.
+
+    AssertionError for a case that ends.
+    """
     world = SimWorld(ranks)
-    with suppress(DeadlockError):
+    try:
         world.run(case.program)
-    return world
+    except DeadlockError:
+        return world
+    raise AssertionError(f"{case.cause}: it does not hang on {ranks} ranks")
 
 
 def write_corpus(folder: str | Path, ranks: Sequence[int] = (2, 4, 8), form: str = "pickle") -> dict[str, Any]:

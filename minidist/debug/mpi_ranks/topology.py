@@ -45,8 +45,9 @@ class Topocomm(Intracomm):
 
     needs: ClassVar[type[Neighbors]] = Neighbors
 
-    def __init_subclass__(cls, of: type[Neighbors]) -> None:
-        cls.needs, of.communicator = of, cls
+    def __init_subclass__(cls, of: type[Neighbors] | None = None) -> None:
+        if of is not None:  # a program's own subclass has none, and needs what its base class needs
+            cls.needs, of.communicator = of, cls
 
     def __new__(cls, comm: Any = None) -> Any:
         if comm is not None and comm.held is not None and not isinstance(comm.held.topology, cls.needs):

@@ -103,11 +103,21 @@ def described(config: TrainConfig, vocabulary: int) -> dict[str, Any]:
     }
 
 
-# A folder without one of these means what `described` writes; without `rms_norm_eps` it means another value, and every
-# other key of `described` must be there.
+# A folder without one of these means what `described` writes; without `rms_norm_eps` or `num_key_value_heads` it
+# means another value, and every other key of `described` must be there.
 OPTIONAL = (
-    *("n_inner", "activation_function", "layer_norm_epsilon", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
-    *("hidden_act", "rope_theta", "rope_scaling", "attention_bias", "mlp_bias", "tie_word_embeddings", "head_dim"),
+    "n_inner",
+    "activation_function",
+    "layer_norm_epsilon",
+    "scale_attn_weights",
+    "scale_attn_by_inverse_layer_idx",
+    "hidden_act",
+    "rope_theta",
+    "rope_scaling",
+    "attention_bias",
+    "mlp_bias",
+    "tie_word_embeddings",
+    "head_dim",
 )
 SETTINGS = {  # key -> the setting that must be given the same value
     "n_layer": "layers",

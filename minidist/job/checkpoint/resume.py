@@ -54,8 +54,20 @@ from minidist.techniques.meeting import replicas_of
 # The settings on which the bits of the next step depend; a resumed job must not differ in them. Data are compared by
 # their content, where the checkpoint has that.
 FIXED = (
-    *("model", "layers", "width", "heads", "kv_heads", "ffn", "context", "experts", "data", "optimizer"),
-    *("weight_decay", "precision", "seed", "evaluate_every"),
+    "model",
+    "layers",
+    "width",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "context",
+    "experts",
+    "data",
+    "optimizer",
+    "weight_decay",
+    "precision",
+    "seed",
+    "evaluate_every",
 )
 
 Held = tuple[Parameter, int, int]  # elements [start, stop) of a parameter, or of its shard, which this rank holds

@@ -338,7 +338,7 @@ def _params(name: str, section: Mapping[str, Any]) -> Settings:
     return dict(params)
 
 
-def _optimizer(name: str, section: Mapping[str, Any], result: Translation) -> None:
+def _optimizer(_: str, section: Mapping[str, Any], result: Translation) -> None:
     kind, params = str(section.get("type", "")), _params("optimizer", section)
     name = kind.lower()
     if "max_grad_norm" in params:

@@ -68,7 +68,7 @@ def lacks(job: ResolvedJob, operation: str) -> bool:
 
 
 def changed(name: str, where: Value) -> Value:
-    """Return whether the setting `name` has not its default in a job `where` it may have no other value."""
+    """Return a condition: the setting differs from its default in a job for which `where` is true."""
     return lambda job: job.is_changed(name) and where(job)
 
 
@@ -491,8 +491,8 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Settings without effect": (*WITHOUT_EFFECT, *(rule for rule in LATER if rule.name.endswith("-without-effect"))),
 }
 RULES = tuple(rule for rules in SECTIONS.values() for rule in rules)
-# Of a program that calls `train`, which may give several jobs the same settings, those without effect are not refused.
-MEANING = tuple(rule for rule in RULES if not rule.name.endswith("-without-effect") and rule not in WITHOUT_EFFECT)
+# A program that calls `train` may give several jobs the same settings: those without effect are not refused.
+MEANING = tuple(rule for rule in RULES if not rule.name.endswith("-without-effect"))
 
 
 NAMES = frozenset(rule.name for rule in (*FIRST, *LATER))

@@ -69,5 +69,9 @@ class DroppedParts(NamedTuple):
 
 
 def dropped_weights(dropout: WeightDropout, samples: int, heads: int, length: int) -> DroppedWeights:
-    """Draw which weights of attention stay."""
+    """Draw which weights of attention stay.
+
+    samples, heads, length: the mask has the shape (samples, heads, length queries, length keys). The result multiplies
+    the weights that stay by `dropout.scale`, and the others by 0.
+    """
     return DroppedWeights(dropout.mask(samples, heads, length), dropout.scale)

@@ -116,7 +116,7 @@ class HalfOperand(Tensor):
         return self.source.node
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         """Length of each dim."""
         return self.source.shape
 
@@ -126,12 +126,12 @@ class HalfOperand(Tensor):
         return self.source.dtype
 
     @property
-    def ndim(self) -> int:
+    def ndim(self) -> int:  # type: ignore[override]
         """Number of dims."""
         return len(self.source.shape)
 
     @property
-    def size(self) -> int:
+    def size(self) -> int:  # type: ignore[override]
         """Number of elements."""
         return self.source.size
 

@@ -21,7 +21,7 @@ import_modules(__name__, __path__)  # the files register their schedules
 for _name, _others in {
     "gpipe": ("ScheduleGPipe", "afab", "all-forward-all-backward"),
     "1f1b": ("Schedule1F1B", "pipedream-flush", "forward_backward_pipelining_without_interleaving", "dapple"),
-    "interleaved": (*("ScheduleInterleaved1F1B", "interleaved-1f1b", "forward_backward_pipelining_with_interleaving"),),
+    "interleaved": ("ScheduleInterleaved1F1B", "interleaved-1f1b", "forward_backward_pipelining_with_interleaving"),
     "zb-h1": ("zb1p", "zero-bubble", "ScheduleZBH1"),
     "zb-h2": ("zb2p", "ScheduleZBH2"),
 }.items():

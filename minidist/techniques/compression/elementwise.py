@@ -1,4 +1,4 @@
-"""Compressors that send fewer bytes of each element: Cast, TopK, Sign and QSGD.
+"""Compressors that see a bucket as a row of numbers, not as matrices: Cast, TopK, Sign and QSGD.
 
     Cast   gradients are sent, and added, as float16 or bfloat16, with half the bytes and fewer digits
     TopK   few elements carry most of a gradient, so those are sent now, and the rest when it has grown

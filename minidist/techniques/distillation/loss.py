@@ -227,7 +227,7 @@ class SoftTargets:
 class DistillationLoss:
     """The loss function of a student: labels and the teacher, or labels alone where the job is evaluated.
 
-    settings: `DistillationSettings`. of_labels: the loss without a teacher. comm: the tensor-parallel ranks of a
+    settings: `Distillation.Settings`. of_labels: the loss without a teacher. comm: the tensor-parallel ranks of a
     language model of `vocab_size` words. Each of them has the logits of a part of the words.
     """
 

@@ -1,7 +1,8 @@
 """Knowledge distillation: a student learns from labels and from the logits of a trained model, its teacher.
 
 Which rank computes a micro-batch's logits changes no bit of them: each micro-batch goes through the whole teacher by
-itself, so a student's weights are those of one device. Four forms, with what they send per step:
+itself, so a student's weights are those of one device. A teacher computes the next micro-batch of a student while the
+last one is on its way. Four forms, with what they send per step:
 
     (a) on every rank       each rank has the whole teacher                       nothing
     (b) --shard-teacher     each rank has 1/n of every layer, gathers it for      (n-1)/n of the teacher per micro-batch
@@ -197,7 +198,6 @@ def teacher_bytes(batches: Any, steps: int, itemsize: int, units: Sequence[int],
 
     units: elements of a sharded teacher, which every micro-batch gathers over the ranks that share it. received:
     elements of a sample's logits, which a teacher's rank sends to each tensor-parallel rank.
-    from which step the job begins (8 B).
     """
     gathers: int = steps * batches.accumulation * batches.dims.tp * (batches.dims.dp * batches.dims.cp - 1) * sum(units)
     sends: int = steps * batches.global_batch * batches.dims.tp * received

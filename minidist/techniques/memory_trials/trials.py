@@ -144,6 +144,8 @@ def _peaks(config: TrainConfig, ranks: int | None, has_values: bool) -> list[int
     return [result.peak_bytes for result in results]
 
 
+# --- the budgets of --recompute-budget --------------------------------------------------------------------------------
+
 Rooms = list[int]  # by how many bytes each budget is larger than what its ranks hold; negative where it is smaller
 Trial = Callable[[str], Rooms]  # of a --recompute; UsageError for one that the job cannot have
 
@@ -168,24 +170,24 @@ def rooms(peaks: Sequence[int], budgets: Sequence[float]) -> Rooms:
     return [int(budget) - max(peaks[i * each : (i + 1) * each]) for i, budget in enumerate(budgets)]
 
 
-def fit_model(trial: Trial) -> tuple[str, Rooms]:
+def fit_model(try_out: Trial) -> tuple[str, Rooms]:
     """Return what to recompute of a model without a pipeline, and the rooms; the best choice where none fits."""
-    tried = {"none": trial("none")}
+    tried = {"none": try_out("none")}
     for what in ("selective", "full", "sqrt"):
         if max(map(min, tried.values())) >= 0:
             break
         try:
-            tried[what] = trial(what)
+            tried[what] = try_out(what)
         except UsageError:
             # An MLP has no attention, and minidist does not know the blocks of a user's model.
             continue
     return max(tried.items(), key=lambda one: min(one[1]))
 
 
-def fit_stages(trial: Trial, stages_of: Sequence[Sequence[int]]) -> tuple[str, Rooms]:
+def fit_stages(try_out: Trial, stages_of: Sequence[Sequence[int]]) -> tuple[str, Rooms]:
     """Return which stages of a pipeline run again, and the rooms. stages_of: of each rank of the pipeline."""
     again: set[int] = set()
-    what, found = "none", trial("none")
+    what, found = "none", try_out("none")
     while min(found) < 0:
         each = len(found) // len(stages_of)
         over = [min(found[rank * each : (rank + 1) * each]) < 0 for rank in range(len(stages_of))]
@@ -195,5 +197,5 @@ def fit_stages(trial: Trial, stages_of: Sequence[Sequence[int]]) -> tuple[str, R
             break
         again |= more
         what = "stages:" + ",".join(map(str, sorted(again)))
-        found = trial(what)
+        found = try_out(what)
     return what, found

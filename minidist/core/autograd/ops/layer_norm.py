@@ -29,16 +29,16 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
         normal *= inverse
         y = normal * w
         y += b
-    del values, w, b
+    del values, w, b  # in half precision these are float32 copies, and need not live until the node is made
     kept, kept_w = x.save(normal), weight.saved()  # in half precision; the statistics, one number per row, stay float32
     del normal
 
     def grad_x(g: xp.Array) -> xp.Array:
-        # dx = (d - mean(d) - n mean(d n)) / std, with d = g weight and n the normalised row.
-        weight, rows = kept_w.data, kept.data
+        # dx = (d - mean(d) - r mean(d r)) / std, with d = g weight and r (`rows`) the normalised row.
+        w, rows = kept_w.data, kept.data
         if g.size and (kernels := xp.kernels_of(g)):
-            return kernels.layer_norm_gradient(g, weight, rows, inverse)
-        dx = g * weight
+            return kernels.layer_norm_gradient(g, w, rows, inverse)
+        dx = g * w
         along = xp.dot_rows(dx, rows)
         along *= 1 / n if n else 0
         dx -= (dx @ xp.constant(n, 1 / n if n else 0, g))[..., None]

@@ -10,16 +10,13 @@ Proved by: tests/autograd/test_fused.py, tests/autograd/test_operations.py
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from minidist.core.autograd.operators import mismatch, operand, operands, pair, unbroadcast
-from minidist.core.autograd.tensor import Tensor, record
+from minidist.core.autograd.tensor import Prepare, Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import AutogradError, quoted
-
-Prepare = Callable[[xp.Array], xp.Array]
 
 
 def linear(

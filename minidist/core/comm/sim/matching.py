@@ -24,6 +24,7 @@ A world that checks or records messages, or that matches receives from any rank,
 
 Source: Hockney, The communication challenge for MPP, Parallel Computing 20 (1994), for alpha and beta; Culler et al.,
 LogP: Towards a realistic model of parallel computation, PPoPP 1993, for the overhead.
+
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_clock.py, tests/comm/sim/test_choosers.py
 """
 
@@ -128,13 +129,13 @@ class SimState:
 
 
 class Matching:
-    """The messages of a run. block: let other streams run until the request can go on.
+    """The messages of a run. block: a function that lets other streams run until the request can go on.
 
-    cost_of: a message -> its (alpha, beta, overhead); None: the same for every message. key_of: a message and its key
-    -> what its other side must have equal; None: the key (`FoldedWorld`, receives from any rank). keeps: a message
-    whose other side is not there yet, and its key -> whether it waits for one; None: always. on_posted: what looks at a
-    message before it meets another one, where the run is watched. on_meet: at a send and its receive, before the array
-    is copied; True: it has copied it.
+    cost_of: (message) -> its alpha, beta and overhead. None: they are the same for every message.
+    key_of: (message, key) -> what its other side must have equal: `FoldedWorld`, receives from any rank. None: key.
+    keeps: (message, key) -> whether a message whose other side is not there yet waits for it. None: always.
+    on_posted: functions that look at a message before it meets another one, where the run is watched.
+    on_meet: functions of a send and its receive, called before the array is copied; True: it has copied the array.
     """
 
     request_class: type[SimRequest] = SimRequest
@@ -213,8 +214,8 @@ class Matching:
         else:
             receive.array[...] = send.array
 
-        # The times of the two are those of the picture. A synchronous send ends no earlier than its receive
-        # is posted; one that is complete already was buffered.
+        # The times of the two are those of the picture. A synchronous send ends when its receive is posted, or later. A
+        # send that is complete already was buffered, and its end stays.
         posted = receive.arrival
         if posted > send.end and not send.complete:
             send.end = posted

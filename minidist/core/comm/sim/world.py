@@ -95,7 +95,8 @@ class Sim:
         # Round after round: every stream that is ready runs until it blocks.
         state, ready = self.state, self.state.ready
         self.direct = DIRECT and type(ready) is deque  # another queue has another order
-        self.next = -1 if self.size > self.many else 0  # the newest stream, whose data are there, or the oldest
+        # Which ready stream is next: of many ranks the newest, whose data are still in the caches; else the oldest.
+        self.next = -1 if self.size > self.many else 0
         while True:
             while ready:
                 state.running = stream = ready.popleft()
@@ -141,7 +142,8 @@ class Sim:
         """Let the other streams run until `on` wakes this one."""
         state = self.state
         state.running.waiting = on
-        # The next one that is ready runs at once. Only the hub starts a fiber: its stack would stand on this one's.
+        # The next stream that is ready runs at once, if it has begun. The hub begins all others, because the stack of a
+        # fiber that this one began would lie on top of this one's.
         ready = state.ready
         if ready and self.direct and ready[self.next].waiting is not None:
             state.running = stream = ready.pop() if self.next else ready.popleft()
