@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_894,
     "comm": 6_589,
     "commands": 5_488,
-    "course": 13_544,
+    "course": 13_547,
     "core": 9_417,
     "data": 1_632,
     "debug": 9_603,
