@@ -332,7 +332,8 @@ def remedies(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> list[str]:
     for axis in fixed:
         rest = {name: value for name, value in fixed.items() if name != axis}
         if fits_somehow(job, machine, rest if axis == "host" else {"host": "none", **rest}):
-            found.append(f"--{'offload' if axis == 'host' else axis.replace('_', '-')} left out")
+            flag = "--offload" if axis == "host" else "--" + axis.replace("_", "-")
+            found.append(f"{flag} left out")
     # The host's memory, where it was not searched.
     if "host" not in fixed:
         hosts = (host for host in CHOICES[1:] if fits_somehow(job, machine, {**fixed, "host": host}))
