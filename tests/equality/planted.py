@@ -1,15 +1,12 @@
 """Gradients as another framework may have them: a real run on ranks, with a bug planted in it, written as a dump."""
 
-import json
-
 import numpy as np
-from safetensors.numpy import save_file
 
 from minidist.comm import SimWorld
 from minidist.core.autograd import no_grad
 from minidist.core.collectives import all_reduce
 from minidist.core.nn import GPT, GPTConfig
-from minidist.debug.dumps.dump import LAYOUT
+from minidist.debug.dumps.dump import write_dump
 from minidist.nn import Llama, LlamaConfig
 
 ROWS, LENGTH, WORDS, WIDTH, HEADS, LAYERS = 4, 6, 11, 16, 4, 2
@@ -46,17 +43,6 @@ def weights_of(model):
 
 def batch_of(number):
     return {"batch/tokens": TOKENS[number]}
-
-
-def write_dump(folder, ranks, mesh, tensors=None, names="minidist"):
-    """Write what each rank has, by name, in the form that `read_dump` reads; return the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    layout = {"mesh": mesh, "names": names, "tensors": tensors or {}}
-    (folder / LAYOUT).write_text(json.dumps(layout, indent=2) + "\n", encoding="utf-8")
-    for rank, values in enumerate(ranks):
-        arrays = {name: np.ascontiguousarray(value) for name, value in values.items()}
-        save_file(arrays, folder / f"rank-{rank}.safetensors")
-    return folder
 
 
 def data_parallel(folder, kind="gpt", bug="", ranks=2, change=None, names="minidist"):

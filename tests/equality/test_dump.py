@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from minidist.core.base.errors import UsageError
-from minidist.debug.dumps.dump import LAYOUT, read_dump
+from minidist.debug.dumps.dump import LAYOUT, read_dump, write_dump
 from tests.cases import each
-from tests.equality.planted import write_dump
 
 WHOLE = np.arange(48.0, dtype=np.float32).reshape(4, 12)
 

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from minidist.core.base.errors import UsageError
-from minidist.debug.dumps.dump import read_dump
+from minidist.debug.dumps.dump import read_dump, write_dump
 from minidist.debug.dumps.dump_comparison import compare_dumps, compare_with_ours
 from minidist.debug.dumps.dump_names import Heads
 from tests.cases import each
 from tests.equality import planted
-from tests.equality.planted import write_dump
 
 
 def report(folder, kind="gpt"):

@@ -19,6 +19,7 @@ Replicas whose values differ are themselves a finding: the error names the tenso
 Proved by: tests/equality/test_dump.py
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,6 +87,26 @@ def read_dump(path: str | Path, flag: str = "--theirs") -> Dump:
         if sentence:
             unequal[name] = sentence
     return Dump(str(path), names, result, dtypes, mesh, unequal)
+
+
+def write_dump(
+    folder: str | Path,
+    ranks: Sequence[Mapping[str, np.ndarray]],
+    mesh: Mapping[str, int],
+    tensors: Mapping[str, Mapping[str, Any]] | None = None,
+    names: str = "minidist",
+) -> Path:
+    """Write what each rank has, by name, in the form that `read_dump` reads."""
+    from safetensors.numpy import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    layout = {"mesh": dict(mesh), "names": names, "tensors": dict(tensors or {})}
+    (folder / LAYOUT).write_text(json.dumps(layout, indent=2) + "\n", encoding="utf-8")
+    for rank, values in enumerate(ranks):
+        arrays = {name: np.ascontiguousarray(value) for name, value in values.items()}
+        save_file(arrays, folder / f"rank-{rank}.safetensors")
+    return folder
 
 
 def _shown(mesh: Mapping[str, int]) -> str:

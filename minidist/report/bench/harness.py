@@ -231,4 +231,4 @@ def slowest(world: MPIWorld, seconds: float) -> float:
 
 
 if __name__ == "__main__":
-    getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(*json.loads(sys.argv[3]))
+    getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(*parse_json(sys.argv[3], any_float=True))
