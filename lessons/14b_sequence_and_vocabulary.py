@@ -310,7 +310,7 @@ reveal("14b.split_mlp")
 check("14b.split_mlp", solution("14b.split_mlp"))
 
 # %% [markdown]
-# And the loss with its gradient. A rank gets the logits of its words, the first of which is number `first`, and
+# Compute the loss with its gradient. A rank gets the logits of its words, the number `first` of its first word, and
 # the right words. Return the loss of each token, and the gradient of the sum of the losses by your logits. Judged:
 # both arrays, and the bytes of three numbers per token.
 

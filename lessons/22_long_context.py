@@ -339,7 +339,7 @@ spent("22", schedule="zb-h1", dp=4, zero=1, tp=2, pp=8, sequence_parallel=True)
 # | `sequence_positions(..., "zigzag")` | Megatron-LM `get_batch_on_this_cp_rank`; PyTorch's head-tail load balancer |
 # | `positions=` of a model | `position_ids` in Transformers |
 #
-# So many cards for weeks: some of them will fail.
+# The job runs on many cards for a long time, and some of them will fail.
 #
 # Next: [26 It will fail](26_it_will_fail.ipynb). Side rooms: [22b Heads instead of
 # tokens](22b_heads_instead_of_tokens.ipynb), [22c Documents](22c_documents.ipynb). All of

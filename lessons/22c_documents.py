@@ -260,6 +260,6 @@ check("22c.visible", solution("22c.visible"))
 # | `AllGatherAttention`, `--attention all-gather` | Llama 3's context parallelism; Megatron-LM `--cp-comm-type all_gather`, which gathers again in backward |
 # | `documents(ids)`, `--document-separator` | document mask, `cu_seqlens` of FlashAttention, Megatron-LM `--reset-attention-mask` |
 #
-# So many cards for weeks: some of them will fail.
+# The job runs on many cards for a long time, and some of them will fail.
 #
 # Next: [26 It will fail](26_it_will_fail.ipynb). All lessons are in the [index](README.md).

@@ -65,14 +65,16 @@ OLD, HALF, NEW, NONE = range(4)
 moments = np.arange(9)
 file = np.arange(3)[:, None]
 over = np.where(moments <= 2 * file, OLD, np.where(moments == 2 * file + 1, HALF, NEW))
-beside = np.concatenate([np.full((3, 9), OLD), np.where(over == OLD, NONE, over)])
-rows, beside_rows = ([f"{name}/part-{i}" for i in range(3)] for name in ("step-1", ".saving"))
+new_folder = np.concatenate([np.full((3, 9), OLD), np.where(over == OLD, NONE, over)])
+rows, rows_of_the_new_folder = (
+    [f"{name}/part-{i}" for i in range(3)] for name in ("step-1", ".saving")
+)
 figure = new_figure(7, 3.4)
 top, bottom = figure.subplots(2, height_ratios=[1, 2])
 colours = ListedColormap(["#77AADD", "#BBBBBB", "#44BB99", "#FFFFFF"])
 for axes, states, names, title in (
     (top, over, rows, "overwritten"),
-    (bottom, beside, rows + beside_rows, "a new folder and two renames"),
+    (bottom, new_folder, rows + rows_of_the_new_folder, "a new folder and two renames"),
 ):
     axes.imshow(states, cmap=colours, vmin=OLD, vmax=NONE, aspect="auto")
     axes.set_title(title, fontsize=10, loc="left")

@@ -51,7 +51,7 @@ class KeptArray:
     """An array of a rank. shown: whether it is more than the buffer that a collective receives into.
 
     values: step -> what it held after that step; -1 is before the first one. since: of each element, the step after
-    which its value is known. touched: the elements of which a message has been posted. name: the program's variable.
+    which its value is known. touched: the elements that a posted message covers. name: the program's variable.
     """
 
     array: np.ndarray

@@ -1,4 +1,4 @@
-"""Lesson 05b: an all-reduce over machines of unequal size, of which only the slow links take time.
+"""Lesson 05b: an all-reduce over machines of unequal size, where only the slow links between them take time.
 
 Proved by: tests/lesson/test_exercises.py
 """
@@ -9,7 +9,7 @@ from minidist.core.comm.sim.matching import LinkModel
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing, is_wrong, reduced_to_all, standard_cases
 from minidist.course.lesson.hint_file import hints_of
 
-MACHINES = (0, 1, 0, 0, 1, 2, 0, 2, 1)  # of the ranks, of which a case has the first
+MACHINES = (0, 1, 0, 0, 1, 2, 0, 2, 1)  # the machine of each rank; a case takes the first ranks
 NUMBERS = 100  # for each unit of a case's size
 BETWEEN = (1e-5, 1e-8)  # (alpha, beta) of a link between two machines; one inside a machine takes no time
 
