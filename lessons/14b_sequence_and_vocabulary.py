@@ -295,7 +295,7 @@ for name, during in (("summed once", nullcontext()), ("summed twice", twice)):
 # The loss falls nevertheless. And here `--check-replicas`, which found the bug of lesson 14, finds nothing: all
 # ranks have the same wrong gradient. Only one device shows it.
 #
-# A bug of the loss: every rank subtracts the largest of *its own* logits, which saves the message for m. The
+# A bug of the loss: every rank subtracts the largest of its own logits, which saves the message for m. The
 # exponentials of the ranks then do not have the same factor, and their sum is no softmax's:
 
 # %%

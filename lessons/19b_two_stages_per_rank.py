@@ -168,7 +168,7 @@ for name in ("1f1b", "interleaved", "v-half"):
 
 # %% [markdown]
 # 32 + 4 units are 6 half stages. In the loop rank 0 has both stages that begin early, and their activations live
-# long: a loop keeps *more* than 1F1B. In a V the first half lives long where the second one lives briefly, so all
+# long: a loop keeps more than 1F1B. In a V the first half lives long where the second one lives briefly, so all
 # ranks keep the same.
 #
 # How long that is can be chosen, by the *offsets*: how many units later a pass starts on the next rank, for F1, F2, I2

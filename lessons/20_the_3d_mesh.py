@@ -98,7 +98,7 @@ COLOURS = {"pp": "#4477AA", "dp": "#228833", "tp": "#AA3377"}
 
 
 def wires(inside):
-    """Draw the eight ranks on four nodes, with the neighbours on one axis, pp or tp, in each node."""
+    """Draw the ranks on four nodes, with the neighbours on one axis, pp or tp, in each node."""
     axes = (figure := new_figure(6, 2.6)).add_subplot()
     axes.barh([-0.3, -0.3, -1.9, -1.9], 2, 1.3, left=[-0.5, 2.5] * 2, color="#DDDDDD")
     at = {}
@@ -119,14 +119,16 @@ def wires(inside):
     return figure
 
 
-show(wires("tp"))
+figure = wires("tp")
+show(figure)
 
 # %% [markdown]
 # The same ranks with the same messages, and the two stages of a pipeline in each node. Now all that is thick leaves
 # the nodes:
 
 # %%
-show(wires("pp"))
+figure = wires("pp")
+show(figure)
 
 # %% [markdown]
 # ## 4 The code
