@@ -14,6 +14,7 @@ Proved by: tests/misuse/test_misuse.py, tests/parallel/test_data_parallel.py
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
+from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 from zlib import crc32
@@ -38,13 +39,20 @@ from minidist.parallel.axes_check import check_axes
 
 DIGEST_BYTES = 16  # of the fingerprints of the model's names and shapes and of the settings, which all ranks compare
 
+# Of each wrapper that whole gradients are given to: what every rank must pass equal.
+SETTINGS = {
+    "DistributedDataParallel": ("reduction", "bucket_cap_mb", "algorithm"),
+    "ZeroOptimizer": ("stage", "reduction", "reduce_bucket_size", "algorithm", "alignment"),
+}
+
 _models: "WeakKeyDictionary[Comm, int]" = WeakKeyDictionary()  # communicator -> see `next_model`
 
 
 class ReplicaGuard:
     """Watches one wrapper on one rank. op: "sum" or "avg", of gradients that are summed over `comms` in turn.
 
-        wraps(wrapper, module, flat, settings, *comms)   a wrapper of that name is made, and has sent nothing yet
+        wraps(wrapper, module, flat, settings, *comms)   a wrapper of that name is made, and has sent nothing yet;
+                                                         settings: by name, or the wrapper itself, which has `SETTINGS`
         shards(module, ignored)                          the module is to be sharded, but for ignored parameters
         covers(module, parameters)                       these parameters are taken care of; others are not
         forward_begins(module)                           a pass through it begins; None: through what is covered
@@ -80,8 +88,11 @@ class ReplicaGuard:
             " another one"
         )
 
-    def wraps(self, wrapper: str, module: Any, flat: FlatParameters, settings: Mapping[str, Any], *comms: Comm) -> None:
+    def wraps(self, wrapper: str, module: Any, flat: FlatParameters, settings: Any, *comms: Comm) -> None:
         check_axes(wrapper, module, flat.parameters, *comms)
+        if wrapper in SETTINGS:
+            unused = {"find_unused_parameters": settings.reducer_type.unused == "zeros"}
+            settings = dict(zip(SETTINGS[wrapper], attrgetter(*SETTINGS[wrapper])(settings), strict=True)) | unused
         check_same_model(flat, comms[0], wrapper, settings)
         # A unit of FSDP is not loaded as a whole.
         if wrapper != "fully_shard":
