@@ -13,7 +13,7 @@ Proved by: tests/misuse/test_misuse.py, tests/parallel/test_data_parallel.py
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from math import prod
+from math import inf, prod
 from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,6 +21,7 @@ from zlib import crc32
 
 import numpy as np
 
+from minidist.base.limits import check_number
 from minidist.comm.header import OVER
 from minidist.core.autograd import BackwardPass, Node, Parameter
 from minidist.core.autograd.backward import call_hook
@@ -30,7 +31,8 @@ from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.base.random import fingerprint
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast
-from minidist.core.comm import Comm
+from minidist.core.collectives.calls import ALGORITHMS
+from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
 from minidist.core.parallel.data_parallel import Bucket
@@ -57,7 +59,8 @@ class ReplicaGuard:
         covers(module, parameters)                       these parameters are taken care of; others are not
         forward_begins(module)                           a pass through it begins; None: through what is covered
         backward_begins(pass, again)                     its gradients will be reduced, again: with earlier ones
-        backward_ended(), forget()                       the gradients of a pass are reduced; an error has ended it
+        backward_ended()                                 the gradients of a pass are reduced
+        recover(state)                                   an error has ended the pass of a sharded model
         frozen, unused(rank, parameter, ...)             it has no bucket and got a gradient, or the other way round
 
     Texts that every rank must have equal: of_bucket(bucket), of_weights(flat), and, of a unit or a shard that the guard
@@ -143,8 +146,15 @@ class ReplicaGuard:
         if self.statistics is not None and self.statistics.layers:
             self.statistics.combine()
 
-    def forget(self) -> None:
+    def recover(self, state: Any) -> None:
+        """Clean up: nothing stays in flight, and nothing stays whole. state: of the outermost module."""
         self.means = ""
+        if state.reducing is not None:
+            state.reducing[1].wait()
+        state.running = state.reducing = None
+        for inner in (vars(module).get("fsdp_state") for module in state.module.modules()):
+            for unit in inner.units if inner else ():
+                unit.forget()
 
     def frozen(self, rank: int, parameter: Parameter) -> None:
         from minidist.parallel.unreduced import was_frozen
@@ -238,6 +248,15 @@ def refuse_unfrozen(rank: int, parameter: Parameter) -> None:
         f"rank {rank}: parameter {parameter.name!r} was frozen when its module was sharded, so no"
         " optimizer has its shard; set requires_grad before fully_shard, or build and shard the model anew"
     )
+
+
+def check_reducer(operation: str, comm: Comm, algorithm: str, bucket_cap_mb: float) -> None:
+    """Raise UsageError for what a `GradientReducer` cannot use, before the first backward pass would."""
+    if bucket_cap_mb != inf:  # one bucket
+        check_number("bucket_cap_mb", bucket_cap_mb, above=0)
+    if algorithm != "auto":
+        ALGORITHMS[operation][str(algorithm)]  # an unknown name is an error
+    check_communicator(comm, "GradientReducer")
 
 
 def startup_bytes(units: Sequence[int], itemsize: int, ranks: int) -> int:

@@ -29,7 +29,6 @@ Source: Li et al., PyTorch Distributed, VLDB 2020, section 3.2.
 Proved by: tests/parallel/test_data_parallel.py, tests/parallel/test_gradients.py, tests/misuse/test_misuse.py
 """
 
-import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -39,8 +38,8 @@ from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import purpose
-from minidist.core.collectives.calls import ALGORITHMS, all_reduce, broadcast
-from minidist.core.comm import Comm, check_communicator
+from minidist.core.collectives import all_reduce, broadcast
+from minidist.core.comm import Comm
 from minidist.core.nn import FlatParameters, Module
 
 BUCKET_MEGABYTES = 25.0  # PyTorch's default
@@ -124,11 +123,7 @@ class GradientReducer(BackwardObserver):
         bucket_cap_mb: float = BUCKET_MEGABYTES,
         guard: Any = None,
     ) -> None:
-        if bucket_cap_mb != math.inf:  # one bucket
-            hooks.check_number("bucket_cap_mb", bucket_cap_mb, above=0)
-        if algorithm != "auto":
-            ALGORITHMS[self.operation][str(algorithm)]  # an unknown name is an error now, not in backward
-        check_communicator(comm, "GradientReducer")
+        hooks.check_reducer(self.operation, comm, algorithm, bucket_cap_mb)
         self.flat, self.comm, self.op, self.algorithm = flat, comm, op, algorithm
         self.node_done = comm.world.progress  # type: ignore[method-assign]  # advances buckets in flight
 
