@@ -72,7 +72,7 @@ class DirectComm(DirectMessages, CheckedComm):
         self.last = []
         self.__dict__["ranks"] = tuple(self.ranks)  # an element of a range takes longer to get
 
-    def repeat(self, array: Any, op: str, algorithm: Any) -> bool:
+    def again(self, array: Any, op: str, algorithm: Any) -> bool:
         """Make the last all-reduce again, with another array and tag; False when this one differs from it."""
         if array.__class__ is not ndarray or not array.flags.carray or algorithm.__class__ is not str:
             return False

@@ -116,7 +116,7 @@ def all_reduce(
     """
     # Where nothing is recorded, `comm.last` keeps the last call, and a call like it runs without the checks: they take
     # as long as a short message.
-    if getattr(comm, "last", None) and not async_op and comm.repeat(array, op, algorithm):
+    if getattr(comm, "last", None) and not async_op and comm.again(array, op, algorithm):
         return array
     equal = hooks.check_call(comm, "all_reduce", array, op, equal)
     return run_call(comm, "all_reduce", algorithm, async_op, array, op, op=op, equal=equal)
