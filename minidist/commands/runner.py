@@ -169,8 +169,6 @@ def _check_metrics(path: Path, trace: Path | None, config: TrainConfig) -> None:
 
 def settings_to_agree_on(command: str, config: TrainConfig) -> dict[str, Any]:
     """Return what every process of mpiexec must have equal: the command, its settings, and the content of its data."""
-    if not under_mpiexec():
-        return {}
     settings = {flag(name): value for name, value in config.model_dump().items()}
     # The same data may have another path on another host.
     del settings["--data"]
@@ -360,17 +358,17 @@ def _run(
     record: bool | str = True,
 ) -> Outcome:
     """Run what each rank does, after a check that all processes of mpiexec have the same settings."""
+    if not under_mpiexec():
+        return execute(main, ranks=size, timeout=timeout, eager_bytes=eager_bytes, record=record)
+    from minidist.comm.mpi.agreement import check_same_settings  # simulated ranks need nothing of MPI's
+
     settings = settings_to_agree_on(command, config)
 
     def checked(comm: Comm) -> Any:
-        if settings and comm.world.kind == "mpi":
-            from minidist.comm.mpi.agreement import check_same_settings  # simulated ranks need nothing of MPI's
-
-            check_same_settings(comm, settings)
+        check_same_settings(comm, settings)
         return main(comm)
 
-    ranks = None if under_mpiexec() else size
-    return execute(checked, ranks=ranks, timeout=timeout, eager_bytes=eager_bytes, record=record)
+    return execute(checked, timeout=timeout, eager_bytes=eager_bytes, record=record)
 
 
 def mesh_of(dims: ParallelDims) -> dict[str, int]:
