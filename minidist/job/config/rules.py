@@ -472,16 +472,8 @@ RULES = tuple(rule for rules in SECTIONS.values() for rule in rules)
 MEANING = tuple(rule for rule in RULES if not rule.name.endswith("-without-effect"))
 
 
-NAMES = frozenset(rule.name for rule in (*FIRST, *LATER))
-
-
-def _absent(config: TrainConfig) -> set[str]:
-    """Return the rules of techniques that the job neither uses nor has a flag of, by name: it breaks none of them."""
-    absent = set(NAMES)
-    for kind in touched(config):
-        if kind.given(config) or kind.used_by(config):
-            absent.difference_update(rule.name for rule in kind.rules)
-    return absent
+# By the name of a rule, its technique. A job that neither uses it nor has a flag of it does not break the rule.
+TECHNIQUES = {rule.name: kind for kind in installed() for rule in kind.rules}
 
 
 def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, rules: Sequence[Rule] = RULES) -> None:
@@ -489,10 +481,11 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
 
     processes_here: ranks that share this process's memory; 0 in a dry run, whose arrays have none.
     """
-    job, absent = ResolvedJob(config, batches, processes_here), _absent(config)
+    job = ResolvedJob(config, batches, processes_here)
+    asked = {None, *(kind for kind in touched(config) if kind.given(config) or kind.used_by(config))}
     of_extensions = [rule for extension in of_users(config) for rule in extension.rules] if config.extension else []
     for rule in (*rules, *of_extensions):
-        if rule.name not in absent and rule.broken(job):
+        if TECHNIQUES.get(rule.name) in asked and rule.broken(job):
             raise UsageError(rule.sentence(job))
 
     # What the parts refuse themselves: data shorter than one sample, a warm-up longer than the job, a stage too many.
