@@ -65,6 +65,18 @@ def weights_checksum(module: Module, comm: Comm) -> int:
     return checksum
 
 
+def check_layer(layer: Module, linear: Any, context: Any) -> None:
+    """Raise UsageError where a tensor-parallel layer is made of something else than a layer and a context."""
+    name = type(layer).__name__
+    if not hasattr(linear, "weight"):
+        raise UsageError(f"{name} splits a Linear, and got a value of type {type(linear).__name__}; pass the layer")
+    if not isinstance(context, tensor_parallel.ShardContext):
+        raise UsageError(
+            f"{name} needs a ShardContext, and got a value of type {type(context).__name__}; let parallelize_module"
+            f" make the layer: parallelize_module(model, comm, {{'*.c_fc': {name}}})"
+        )
+
+
 def check_plan(module: Module, plan: Mapping[str, Any]) -> None:
     """Raise UsageError where a layer of the core, or a function, is to split a module that it cannot split."""
     if not isinstance(plan, Mapping):

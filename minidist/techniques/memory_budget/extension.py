@@ -80,7 +80,7 @@ class MemoryBudget(Extension):
         ),
         Rule(
             "memory-budget-file-with-adaptive-batch",
-            lambda j: j.memory_budget_file and j.adaptive_batch is not None,
+            lambda j: j.memory_budget_file and j.optional("adaptive_batch") is not None,
             "--adaptive-batch {adaptive_batch} and --memory-budget-file both choose the number of micro-batches",
             "leave one of them out",
         ),

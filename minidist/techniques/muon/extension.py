@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from minidist import optim, parallel
 from minidist.optim.named import optimizer_named
-from minidist.techniques import AxisRun, Extension, Field, Record, Rule, Run, trains_alone, without_effect
+from minidist.techniques import AxisRun, Extension, Field, Record, Run, trains_alone, without_effect
 
 
 class WholeMatricesOfMuon(Extension):
