@@ -39,6 +39,7 @@ FUNCTIONS = {
     "check_layout": "minidist.parallel.fitting_dims",
     "check_number": "minidist.base.limits",
     "check_parallelize": "minidist.parallel.fitting_dims",
+    "check_reducer": "minidist.parallel.replica_guard",
     "check_schedule": "minidist.pipeline.schedules.refusals",
     "check_weights": "minidist.parallel.weights_check",
     "check_whole": "minidist.base.limits",

@@ -9,8 +9,8 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.comm.launcher import mpiexec_command
-from minidist.comm.mpi.agreement import check_same_settings, difference
 from minidist.comm.mpi import execute
+from minidist.comm.mpi.agreement import check_same_settings, difference
 from minidist.comm.mpi.execute import end_job, packed
 from minidist.commands import runner
 from minidist.commands.runner import settings_to_agree_on
