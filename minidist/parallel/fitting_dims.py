@@ -4,12 +4,12 @@ Proved by: tests/parallel/test_dims.py
 """
 
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, Mesh
 from minidist.core.parallel.dims import ParallelDims
-from minidist.core.train.task import ParallelLayout, Task
+from minidist.core.train.task import Task
 
 
 def dims_of(ranks: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp: int = 1, ep: int = 1) -> ParallelDims:
@@ -35,14 +35,13 @@ def dims_of(ranks: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp: 
     return ParallelDims(pp, dp, cp, tp, ep)
 
 
-def check_parallelize(task: Any, layout: Any) -> None:
-    """Raise UsageError where `parallelize` got something else than a task and a layout."""
-    for value, kind in ((task, Task), (layout, ParallelLayout)):
-        if not isinstance(value, kind):
-            raise UsageError(
-                f"parallelize got a value of type {type(value).__name__} in place of a {kind.__name__}; write"
-                " parallelize(task, comm, layout)"
-            )
+def refuse_parallelize(task: Any, layout: Any) -> NoReturn:
+    """Raise UsageError: `parallelize` got something else than a task and a layout."""
+    value, kind = (layout, "ParallelLayout") if isinstance(task, Task) else (task, "Task")
+    raise UsageError(
+        f"parallelize got a value of type {type(value).__name__} in place of a {kind}; write parallelize(task, comm,"
+        " layout)"
+    )
 
 
 def check_layout(layout: ParallelDims, comm: Comm) -> None:

@@ -78,6 +78,15 @@ def _startup(config: TrainConfig, batches: Batches, plan: Plan, pipeline: Sizes)
     return plan_bytes(config, batches, pipeline) + crossed * dims.cp * dims.tp * MESSAGE
 
 
+def other_plans_bytes(config: TrainConfig, batches: Batches, pipeline: Sizes, used: set[int]) -> int:
+    """Return the bytes of plans by which no step was made. used: the numbers of micro-batches of the others.
+
+    A resumed job has a plan for its first batch, and may go on with a larger one.
+    """
+    agreed = set[int]().union(*(axis.more.get("plans", ()) for axes in pipeline for axis in axes))
+    return len(agreed - used) * plan_bytes(config, batches, pipeline)
+
+
 def plan_bytes(config: TrainConfig, batches: Batches, pipeline: Sizes) -> int:
     """Return the bytes with which all ranks agree on a plan: its fingerprints, the seeds, and who holds what."""
     dims, p = batches.dims, batches.dims.pp

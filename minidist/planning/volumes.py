@@ -39,8 +39,8 @@ from minidist.planning.pipeline_volumes import (
     crossing_elements,
     group_of,
     input_shapes,
+    other_plans_bytes,
     pipeline_bytes,
-    plan_bytes,
     stream_lengths,
 )
 from minidist.techniques import (
@@ -99,10 +99,7 @@ def closed_form_bytes(
         # Of losses. In an asynchronous pipeline the last stage sends them to every other rank.
         losses = losses_bytes(same) if drains(config) else (dims.pp - 1) * same.accumulation * NUMBER
         total["metrics"] += steps * losses
-    # The ranks have also agreed on plans by which no step was made: a resumed job begins with that of its first batch.
-    if dims.pp > 1:
-        agreed = set[int]().union(*(axis.more.get("plans", ()) for axes in pipeline for axis in axes))
-        total["startup"] += len(agreed - begun) * plan_bytes(config, batches, pipeline)
+    total["startup"] += other_plans_bytes(config, batches, pipeline, begun)
 
     # What techniques add.
     for extension in extensions:
