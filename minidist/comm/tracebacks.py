@@ -41,10 +41,6 @@ def note_call(error: BaseException) -> None:
 
     Our own errors say it themselves, and one that arose in a line of the program's is not about our arguments.
     """
-    if "'Tensor' does not support ufuncs" in str(error):
-        error.add_note(
-            "NumPy's functions take no Tensor; a method, such as x.exp(), keeps the gradient, and x.data is the array"
-        )
     if isinstance(error, MinidistError) or not isinstance(error, _OF_ARGUMENTS):
         return
     called, step = None, error.__traceback__

@@ -112,10 +112,6 @@ def test_a_reader_that_has_gone_ends_a_program_without_a_word(folder, command, u
             "minidist's Embedding was called with num_embeddings=3, embedding_dim=4, dtype='x'",
         ),
         ("Block(3, 4)", "minidist's Block was called with config=3, dtype=4, attention_fn=a function"),
-        (
-            "__import__('numpy').exp(Tensor([1.0]))",
-            "NumPy's functions take no Tensor; a method, such as x.exp(), keeps",
-        ),
         ("int('x')", None),
         ("Tensor([1.0]).max('x')", None),  # our own sentence says it
     ],
@@ -124,7 +120,7 @@ def test_an_error_that_arises_in_minidist_names_the_call_and_its_values(folder, 
     (folder / "call.py").write_text(f"from minidist import *\n\nlaunch(lambda comm: {call}, ranks=2)\n")
     answer = run(folder, sys.executable, "call.py")
     assert answer.returncode
-    assert ("was called with" in answer.stderr) == ("was called with" in (note or ""))
+    assert ("was called with" in answer.stderr) == (note is not None)
     assert (note or "") in answer.stderr
     assert "minidist/" not in answer.stderr
 
