@@ -51,8 +51,6 @@ FUNCTIONS = {
     "guard": "minidist.parallel.replica_guard:ReplicaGuard",
     "map_object": "minidist.nn.ops.objects",
     "prevent_deadlocks": "minidist.pipeline.deadlocks",
-    "refuse_layer": "minidist.parallel.weights_check",
-    "refuse_parallelize": "minidist.parallel.fitting_dims",
     "replica_reducers": "minidist.pipeline.runtime.replica_reducers",
     "saved_tensor": "minidist.nn.ops.in_place:SampledTensor",
     "shard_with_options": "minidist.parallel.fsdp_options",

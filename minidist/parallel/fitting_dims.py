@@ -3,12 +3,9 @@
 Proved by: tests/parallel/test_dims.py
 """
 
-from typing import Any, NoReturn
-
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, Mesh
 from minidist.core.parallel.dims import ParallelDims
-from minidist.core.train.task import Task
 
 
 def dims_of(ranks: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp: int = 1, ep: int = 1) -> ParallelDims:
@@ -31,15 +28,6 @@ def dims_of(ranks: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp: 
             f" {choices}, or --dp {-(-dp // ep) * ep}"
         )
     return ParallelDims(pp, dp, cp, tp, ep)
-
-
-def refuse_parallelize(task: Any, layout: Any) -> NoReturn:
-    """Raise UsageError: `parallelize` got something else than a task and a layout."""
-    value, kind = (layout, "ParallelLayout") if isinstance(task, Task) else (task, "Task")
-    raise UsageError(
-        f"parallelize got a value of type {type(value).__name__} in place of a {kind}; write parallelize(task, comm,"
-        " layout)"
-    )
 
 
 def check_layout(layout: ParallelDims, comm: Comm) -> None:

@@ -10,7 +10,7 @@ import fnmatch
 from collections.abc import Mapping
 from functools import partial
 from types import FunctionType
-from typing import Any, NoReturn
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -63,17 +63,6 @@ def weights_checksum(module: Module, comm: Comm) -> int:
             sample = values.reshape(-1)[:: sample_step(values.shape)] if values.ndim else values
             checksum = crc32(sample.tobytes(), crc32(f"{name} {values.shape} {values.dtype}".encode(), checksum))
     return checksum
-
-
-def refuse_layer(layer: Module, linear: Any, context: Any) -> NoReturn:
-    """Raise UsageError: a tensor-parallel layer is made without a context, perhaps without a layer that it splits."""
-    name = type(layer).__name__
-    if not hasattr(linear, "weight"):
-        raise UsageError(f"{name} splits a Linear, and got a value of type {type(linear).__name__}; pass the layer")
-    raise UsageError(
-        f"{name} needs a ShardContext, and got a value of type {type(context).__name__}; let parallelize_module make"
-        f" the layer: parallelize_module(model, comm, {{'*.c_fc': {name}}})"
-    )
 
 
 def check_plan(module: Module, plan: Mapping[str, Any]) -> None:

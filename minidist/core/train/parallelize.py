@@ -61,7 +61,7 @@ def parallelize(task: Task, comm: Comm, layout: ParallelLayout, parts: Parts = P
     """Apply every axis to the task's model and return this rank's strategy. All ranks of `comm` call it (startup)."""
     check_communicator(comm, "parallelize")
     if not (isinstance(task, Task) and isinstance(layout, ParallelLayout)):
-        hooks.refuse_parallelize(task, layout)
+        hooks.wrong_arguments().refuse_parallelize(task, layout)
     axes = layout.axes(comm)
 
     # 1, before tensor parallelism: the experts that a rank keeps are sharded by it, too.
