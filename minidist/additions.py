@@ -224,6 +224,7 @@ for _name, _path in FUNCTIONS.items():
     setattr(hooks, _name, _function(_name, _file, _other or _name))
 hooks.choosers["auto"] = _choose
 hooks.read_by_others = 64 * 1024
+hooks.quoted = quoted
 hooks.load_more = _load_more
 hooks.other_entry = _other_entry
 hooks.plan_of = _plan

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from minidist.base.errors import UsageError, quoted
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import Tensor
-from minidist.core.base.errors import UsageError, quoted
 
 
 def refuse_operand(value: Any) -> None:

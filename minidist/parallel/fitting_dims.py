@@ -5,7 +5,7 @@ Proved by: tests/parallel/test_dims.py
 
 from math import prod
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, Mesh
 from minidist.core.parallel.dims import ParallelDims
 

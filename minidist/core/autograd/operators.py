@@ -17,7 +17,7 @@ from typing import Any
 from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import ShapeError, quoted
+from minidist.core.base.errors import ShapeError
 
 
 def as_tensor(value: Any, like: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def reshape(x: Tensor, *shape: Any) -> Tensor:
     except ValueError:
         raise ShapeError(f"reshape: {x.size} elements of shape {old} do not fill shape {tuple(wanted)}") from None
     except TypeError:
-        raise ShapeError(f"reshape: {quoted(wanted)} is not a shape; pass whole numbers, one may be -1") from None
+        raise ShapeError(f"reshape: {hooks.quoted(wanted)} is not a shape; pass whole numbers, one may be -1") from None
     return record("reshape", data, ((x, lambda g: g.reshape(old)),), cost=0)
 
 
@@ -162,7 +162,7 @@ def axes_of(name: str, x: Tensor, axis: Any) -> tuple[int, ...]:
     axes = tuple(range(x.ndim)) if axis is None else tuple(axis) if isinstance(axis, Iterable) else (axis,)
     for a in axes:
         if a not in range(-x.ndim, x.ndim):
-            raise ShapeError(f"{name}: axis {quoted(a)} does not exist in shape {x.shape}")
+            raise ShapeError(f"{name}: axis {hooks.quoted(a)} does not exist in shape {x.shape}")
     return tuple(a % x.ndim for a in axes)
 
 

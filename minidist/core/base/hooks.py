@@ -96,3 +96,4 @@ describe: Callable[[Any], str] = object.__repr__
 guard: Callable[..., Any] = _NoGuard
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
 optimizer_attribute: Callable[[Any, str], Any] = object.__getattribute__
+quoted: Callable[[object], str] = repr  # a value of the user in the sentence of an error
