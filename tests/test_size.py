@@ -15,12 +15,12 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 4_160,
+    "base": 4_186,
     "collectives": 3_894,
     "comm": 6_589,
     "commands": 5_488,
     "course": 13_547,
-    "core": 9_417,
+    "core": 9_393,
     "data": 1_632,
     "debug": 9_624,
     "job": 8_486,
