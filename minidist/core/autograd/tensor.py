@@ -127,16 +127,7 @@ class Tensor:
     name: Any = ""
 
     def __init__(self, data: Any, requires_grad: bool = False) -> None:
-        if type(data) is xp.ndarray:
-            self.data = data
-        else:
-            try:
-                self.data = xp.as_array(data)
-            except ValueError:
-                hooks.wrong_arguments().refuse_values(data)
-                raise
-            if self.data.dtype.kind in "OSU":
-                hooks.wrong_arguments().refuse_values(data)
+        self.data = data if type(data) is xp.ndarray else (hooks.numbers_of or xp.as_array)(data)
         if requires_grad and self.data.dtype.kind in "biu":
             hooks.operation_checks().refuse_integers(self)
         self.node = Node("leaf") if requires_grad else None

@@ -21,16 +21,27 @@ def refuse_logits(logits: Any) -> None:
     )
 
 
-def refuse_dtype(name: str, targets: xp.Array) -> None:
-    """Raise AutogradError: the targets are no integers."""
-    raise AutogradError(f"{name}: targets must be integers, not {targets.dtype}")
+def checked_targets(name: str, logits: Tensor, targets: Any, ignore_index: int) -> tuple[xp.Array, xp.Array | None]:
+    """Return a loss's targets, one per row of the logits, and which rows count (None: all); errors for wrong ones.
 
+    Rows with ignore_index have class 0, so that it can be looked up; their losses have to be multiplied by zero.
+    """
+    targets = xp.as_array(targets.data if isinstance(targets, Tensor) else targets)
+    if targets.shape != logits.shape[:-1] or not logits.shape:
+        raise ShapeError(f"{name}: targets of shape {targets.shape} for logits of shape {logits.shape}")
+    if targets.dtype.kind not in "iu":
+        raise AutogradError(f"{name}: targets must be integers, not {targets.dtype}")
+    classes, flat = logits.shape[-1], targets.reshape(-1)
 
-def check_range(name: str, targets: xp.Array, counted: xp.Array, classes: int) -> None:
-    """Raise AutogradError for a target that counts and is no class."""
-    wrong = targets[counted & ((targets < 0) | (targets >= classes))]
+    # Without a sign, a negative number is a large one. The id of a padding token may be a class itself.
+    inside = 0 <= ignore_index < classes
+    if not flat.size or not (inside or flat.view(flat.dtype.str.replace("i", "u")).max() >= classes):
+        return flat, None
+    counted = flat != ignore_index
+    wrong = flat[counted & ((flat < 0) | (flat >= classes))]
     if wrong.size:
         raise AutogradError(f"{name}: target {int(wrong[0])} is out of range: classes are 0..{classes - 1}")
+    return xp.where(counted, flat, 0), counted
 
 
 def refuse_words(rank: int, indices: xp.Array, words: int) -> None:
@@ -76,21 +87,6 @@ def refuse_index(x: Tensor, index: Any, error: IndexError) -> None:
     raise ShapeError(f"getitem: index {quoted(index)} does not fit shape {x.shape} ({reason(error)})") from None
 
 
-def refuse_operands(one: Any, two: Any) -> None:
-    """Raise UsageError for the operands of an operation when neither is a Tensor."""
-    raise UsageError(
-        f"an operation got values of type {type(one).__name__} and {type(two).__name__}, and needs a Tensor; pass"
-        " Tensor(array)"
-    )
-
-
-def refuse_scalar(value: Any, like: Tensor) -> None:
-    """Raise DtypeError: the scalar is no integer, and the tensor is one of integers."""
-    raise DtypeError(
-        f"the scalar {quoted(value)} does not fit a tensor of {like.dtype}; cast the tensor to a float dtype first"
-    )
-
-
 def refuse_mean(x: Tensor) -> None:
     """Raise DtypeError: integers have no mean that is one."""
     raise DtypeError(f"mean: a tensor of {x.dtype} has no mean of its dtype; cast it to a float dtype first")
@@ -131,3 +127,14 @@ def check_gradients(
             raise AutogradError(f"{name}.backward gave no gradient for tensor argument {i}, which needs one")
         if needed[i] and gradient.shape != shape:
             raise ShapeError(f"{name}.backward: gradient {i} has shape {gradient.shape}; the argument has {shape}")
+
+
+def released(owner: Any) -> AutogradError:
+    """Return the error of reading a parameter, or the values of flat parameters, while they are released."""
+    read = "read this rank's part from shards_of(model), or all parts with gather_tensors(shards_of(model), optimizer)"
+    if not isinstance(owner, Parameter):
+        return AutogradError(f"the values of {owner.unit} are released; {read}")
+    return AutogradError(
+        f"parameter {owner.name!r} of shape {owner.shape} is released: the module that it was sharded with is not"
+        f" computing now; call that module itself (not a part of it), {read}"
+    )
