@@ -10,6 +10,7 @@ from pathlib import Path
 
 import minidist
 from minidist.job.config.train_config import JobSettings
+from tests.sources import statements
 
 PACKAGE = Path(minidist.__file__).parent
 
@@ -50,16 +51,13 @@ def lines(path):
 
 @cache
 def functions():
-    """Return (file, function) of all functions and methods. No expression has one, so only statements are entered."""
-    found, entered = [], ast.stmt | ast.ExceptHandler | ast.match_case
-    for path in PACKAGE.rglob("*.py"):
-        nodes = [ast.parse(path.read_text(encoding="utf-8"))]
-        while nodes:
-            node = nodes.pop()
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                found.append((str(path.relative_to(PACKAGE)), node))
-            nodes += [child for child in ast.iter_child_nodes(node) if isinstance(child, entered)]
-    return found
+    """Return (file, function) of all functions and methods. No expression has one."""
+    return [
+        (str(path.relative_to(PACKAGE)), node)
+        for path in PACKAGE.rglob("*.py")
+        for node in statements(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
 
 
 def parameters(function):

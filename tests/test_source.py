@@ -22,6 +22,7 @@ from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.fsdp import fully_shard, states_of, units_of
 from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.pipeline.schedules import get_schedule
+from tests.sources import statements
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(minidist.__file__).parent
@@ -63,10 +64,10 @@ WHOLE_TEXTS = ("course/lesson/build.py", "course/lesson/answer_process.py", "cou
 def test_no_sentence_has_the_whole_text_of_another_programs_error():
     """It may have any length and any number of lines; `base.errors.reason` gives a part of it."""
     trees = {path.relative_to(PACKAGE).as_posix(): tree_of(path) for path in MODULES}
-    ours = {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    ours = {node.name for tree in trees.values() for node in statements(tree) if isinstance(node, ast.ClassDef)}
     found = []
     for name, tree in trees.items():
-        for handler in ast.walk(tree):
+        for handler in statements(tree):
             if not isinstance(handler, ast.ExceptHandler) or handler.name is None or name in WHOLE_TEXTS:
                 continue
             kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]

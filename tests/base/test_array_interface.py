@@ -276,16 +276,17 @@ def host_only(name):
 
 
 @cache
-def sources():
-    """(name, syntax tree) of every file of the folders."""
+def nodes():
+    """(name of the file, node) of every node of the syntax trees of the folders."""
     paths = [path for folder in FOLDERS for path in sorted((PACKAGE / folder).rglob("*.py"))]
     named = {path.relative_to(PACKAGE).as_posix(): path for path in paths}
-    return [(name, ast.parse(p.read_text(encoding="utf-8"))) for name, p in named.items() if name not in ON_THE_HOST]
+    trees = [(name, ast.parse(p.read_text(encoding="utf-8"))) for name, p in named.items() if name not in ON_THE_HOST]
+    return [(name, node) for name, tree in trees for node in ast.walk(tree)]
 
 
-def around(name, tree):
-    """Where a file's source reaches around the interface: sentences."""
-    for node in ast.walk(tree):
+def around(nodes):
+    """Where the source reaches around the interface: sentences."""
+    for name, node in nodes:
         sentence, subject = None, None
         match node:
             case ast.ImportFrom(module=str(module)) if module.split(".")[0] in ("numpy", "cupy"):
@@ -305,8 +306,7 @@ def around(name, tree):
 
 
 def test_no_source_above_base_reaches_around_the_interface():
-    found = [sentence for name, tree in sources() for sentence in around(name, tree)]
-    assert found == []
+    assert list(around(nodes())) == []
 
 
 @each(
@@ -323,21 +323,20 @@ def test_no_source_above_base_reaches_around_the_interface():
     ],
 )
 def test_the_lint_finds_what_reaches_around(line, sentence):
-    found = list(around("nn/example.py", ast.parse(line)))
+    found = list(around([("nn/example.py", node) for node in ast.walk(ast.parse(line))]))
     assert [sentence in one for one in found] == ([] if sentence is None else [True])
 
 
 def test_every_listed_name_is_used():
-    trees = [tree for _, tree in sources()]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    functions = {n.attr for n in nodes if isinstance(n, ast.Attribute) and getattr(n.value, "id", None) == "xp"}
-    attributes = {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+    read = [(name, node) for name, node in nodes() if isinstance(node, ast.Attribute)]
+    functions = {node.attr for _, node in read if getattr(node.value, "id", None) == "xp"}
+    attributes = {node.attr for _, node in read}
     assert FUNCTIONS.keys() - functions == set()
     assert {name for name in (*ATTRIBUTES, *METHODS) if not name.startswith("__")} - attributes == set()
 
     # The exceptions are needed, too.
-    used = {(name, getattr(node, "attr", None)) for name, tree in sources() for node in ast.walk(tree)}
-    used |= {(name, n.names[0].name) for name, tree in sources() for n in ast.walk(tree) if isinstance(n, ast.Import)}
+    used = {(name, node.attr) for name, node in read}
+    used |= {(name, node.names[0].name) for name, node in nodes() if isinstance(node, ast.Import)}
     assert used >= EXCEPTIONS
 
 
@@ -346,10 +345,10 @@ def test_every_listed_operator_is_used():
     kinds |= {"floordiv": ast.FloorDiv, "mod": ast.Mod}
     kinds |= {"pow": ast.Pow, "matmul": ast.MatMult, "and": ast.BitAnd, "or": ast.BitOr, "rshift": ast.RShift}
     kinds |= {"lt": ast.Lt, "le": ast.LtE, "gt": ast.Gt, "ge": ast.GtE, "neg": ast.USub, "invert": ast.Invert}
-    nodes = {type(node) for _, tree in sources() for node in ast.walk(tree)}
-    augmented = {type(n.op) for _, tree in sources() for n in ast.walk(tree) if isinstance(n, ast.AugAssign)}
+    found = {type(node) for _, node in nodes()}
+    augmented = {type(node.op) for _, node in nodes() if isinstance(node, ast.AugAssign)}
     for name, kind in kinds.items():
-        assert kind in nodes, name
+        assert kind in found, name
     for name in ("add", "sub", "mul", "truediv"):
         assert kinds[name] in augmented, name
 

@@ -12,6 +12,7 @@ from minidist import cli
 from minidist.base.extras import EXTRAS, extra
 from minidist.core.base.errors import UsageError
 from tests.cases import each
+from tests.sources import statements
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -38,7 +39,7 @@ def required(names):
 
 def imported(tree):
     """(module, line) of every import statement of a file, also inside functions."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

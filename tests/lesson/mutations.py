@@ -19,11 +19,7 @@ MUTATIONS = {
             "every rank waits for a token and",
         ),
         ("if comm.rank < comm.size - 1:", "if True:", "the first rank receives from no one"),
-        (
-            "comm.send(token, comm.rank + 1)",
-            "comm.send(comm.rank, comm.rank + 1)",
-            "a message is an array: np.array([value])",
-        ),
+        ("comm.send(token, comm.rank", "comm.send(comm.rank, comm.rank", "a message is an array: np.array([value])"),
         ("comm.recv(token, comm.rank - 1)", "comm.recv(token, 0)", "a token is sent that no rank receives, or"),
         ("if comm.rank < comm.size - 1:", "if comm.rank < comm.size - 2:", "a token is sent that no rank receives, or"),
     ],
@@ -31,68 +27,36 @@ MUTATIONS = {
         ("return fold(shape_a), fold(shape_b)", "return gradient, gradient", "sum over it"),
         ("return new.sum(axis=stretched, keepdims=True)", "return new", "keepdims"),
         ("return fold(shape_a), fold(shape_b)", "return fold(shape_a)", "return two gradients as a tuple: that"),
-        (
-            "return fold(shape_a), fold(shape_b)",
-            "return fold(shape_b), fold(shape_a)",
-            "the two gradients are exchanged: that of",
-        ),
+        ("fold(shape_a), fold(shape_b)", "fold(shape_b), fold(shape_a)", "the two gradients are exchanged: that of"),
         (
             "return fold(shape_a), fold(shape_b)",
             "return gradient[..., :0], gradient",
             "without broadcasting nothing is repeated: both gradients",
         ),
-        (
-            "return new.sum(axis=stretched, keepdims=True)",
-            "return new.reshape(shape)",
-            "reshape and broadcast_to add nothing up:",
-        ),
+        ("new.sum(axis=stretched, keepdims=True)", "new.reshape(shape)", "reshape and broadcast_to add nothing up:"),
         (
             "return fold(shape_a), fold(shape_b)",
             "return np.broadcast_to(gradient, shape_a), np.broadcast_to(gradient, shape_b)",
             "reshape and broadcast_to add nothing up:",
         ),
-        (
-            "new = gradient.sum(axis=tuple(range(gradient.ndim - len(shape))))",
-            "new = gradient.mean(axis=tuple(range(gradient.ndim - len(shape))))",
-            "the shape is right and the values are not:",
-        ),
-        (
-            "range(gradient.ndim - len(shape))",
-            "range(len(shape), gradient.ndim)",
-            "a gradient has the shape of its tensor:",
-        ),
+        ("= gradient.sum(axis=tuple(", "= gradient.mean(axis=tuple(", "the shape is right and the values are not:"),
+        ("(gradient.ndim - len(shape))", "(len(shape), gradient.ndim)", "a gradient has the shape of its tensor:"),
     ],
     "00b.cross_entropy_backward": [
         ("return probabilities / len(targets)", "return probabilities", "mean over rows"),
         ("    probabilities[np.arange(len(targets)), targets] -= 1\n", "", "minus 1 at the target"),
-        (
-            "return probabilities / len(targets)",
-            "return -probabilities / len(targets)",
-            "the sign is reversed: the loss is",
-        ),
-        (
-            "return probabilities / len(targets)",
-            "return float(probabilities.sum())",
-            "return the gradient of the loss, one",
-        ),
+        ("probabilities / len(targets)", "-probabilities / len(targets)", "the sign is reversed: the loss is"),
+        ("probabilities / len(targets)", "float(probabilities.sum())", "return the gradient of the loss, one"),
         ("logits.max(axis=1, keepdims=True)", "logits.max()", "exp overflows: subtract each row's maximum first"),
         ("shifted.sum(axis=1, keepdims=True)", "shifted.sum(axis=0)", "the probabilities of a row do not"),
         ("targets] -= 1", "targets] -= len(targets)", "the 1 at the target is divided by the"),
-        (
-            "probabilities[np.arange(len(targets)), targets] -= 1",
-            "probabilities[:, targets] -= 1",
-            "1 is subtracted from whole columns: each",
-        ),
+        ("[np.arange(len(targets)), targets] -= 1", "[:, targets] -= 1", "1 is subtracted from whole columns: each"),
         (
             "np.exp(logits - logits.max(axis=1, keepdims=True))",
             "np.exp(np.clip(logits, -30, 30))",
             "right for small logits, wrong for those in",
         ),
-        (
-            "return probabilities / len(targets)",
-            "return probabilities / probabilities.size",
-            "every number is 0.2 times the expected one:",
-        ),
+        ("/ len(targets)", "/ probabilities.size", "every number is 0.2 times the expected one:"),
         ("targets] -= 1", "targets] += 1", "1 is added at the target; the gradient is"),
     ],
     "02.free_in_order": [
@@ -102,11 +66,7 @@ MUTATIONS = {
             "the weight that forward used",
         ),
         ("        layer.update(weight_gradient)\n", "", "the weights are as they were: call"),
-        (
-            "layer.update(weight_gradient)",
-            "number + 1 < len(layers) or layer.update(weight_gradient)",
-            "a layer's weight is as it was",
-        ),
+        ("layer.update(", "number + 1 < len(layers) or layer.update(", "a layer's weight is as it was"),
         (
             "        layer.update(weight_gradient)\n",
             "        layer.update(weight_gradient)\n        layer.update(weight_gradient)\n",
@@ -127,17 +87,9 @@ MUTATIONS = {
     "03.by_order": [
         ("if comm.rank % 2 == 0:", "if True:", "may block"),
         ("if comm.rank % 2 == 0:", "if False:", "no rank has sent"),
-        (
-            "    return incoming\n",
-            "    comm.sendrecv(outgoing, right, incoming, left)\n    return incoming\n",
-            "other calls",
-        ),
+        ("return incoming\n", "comm.sendrecv(outgoing, right, incoming, left)\n    return incoming\n", "other calls"),
         ("if comm.rank % 2 == 0:", "if comm.rank == 0:", "correct, but slower than two rounds: some"),
-        (
-            "        comm.send(outgoing, right)\n    return incoming",
-            "        comm.send(incoming, right)\n    return incoming",
-            "",
-        ),
+        ("comm.send(outgoing, right)\n    return incoming", "comm.send(incoming, right)\n    return incoming", ""),
         ("    if comm.size == 1:\n        return outgoing.copy()\n", "", "with one rank the right neighbour is the"),
         (
             "        comm.recv(incoming, left)\n        comm.send(outgoing, right)",
@@ -149,18 +101,10 @@ MUTATIONS = {
     "03.by_requests": [
         ("comm.waitall([receive, send])", "receive.wait()", "only start"),
         ("return incoming", "return outgoing", "return what was received"),
-        (
-            "    send = comm.isend",
-            "    receive.wait()\n    send = comm.isend",
-            "a wait comes before both requests have",
-        ),
+        ("send = comm.isend", "receive.wait()\n    send = comm.isend", "a wait comes before both requests have"),
     ],
     "03.by_sendrecv": [
-        (
-            "(comm.rank + 1) % comm.size, incoming, (comm.rank - 1)",
-            "(comm.rank - 1) % comm.size, incoming, (comm.rank + 1)",
-            "right neighbour",
-        ),
+        ("+ 1) % comm.size, incoming, (comm.rank - 1", "- 1) % comm.size, incoming, (comm.rank + 1", "right neighbour"),
         ("incoming = np.empty_like(outgoing)", "incoming = outgoing", "what comes in needs a separate array"),
         (
             "(comm.rank + 1) % comm.size, incoming, (comm.rank - 1) % comm.size",
@@ -168,11 +112,7 @@ MUTATIONS = {
             "the ring closes with % size: the",
         ),
         ("    return incoming\n", "", "does every path of your function end"),
-        (
-            "comm.sendrecv(outgoing, (comm.rank + 1) % comm.size, incoming, (comm.rank - 1) % comm.size)",
-            "comm.sendrecv(outgoing, (comm.rank + 1) % comm.size, incoming, (comm.rank + 1) % comm.size)",
-            "every rank waits in its receive, and no",
-        ),
+        ("size, incoming, (comm.rank - 1", "size, incoming, (comm.rank + 1", "every rank waits in its receive, and no"),
         ("    return incoming", "    return outgoing + incoming", "every number is 2 times the expected one:"),
     ],
     "04.ring_all_reduce": [
@@ -190,21 +130,13 @@ MUTATIONS = {
             "follow the circle in the report: which",
         ),
         ("    start = offsets(", "    np.split(array, n)\n    start = offsets(", "np.split cuts into equal parts only"),
-        (
-            "chunks = [array",
-            "comm.sendrecv(array, right, array.copy(), left)\n    chunks = [array",
-            "whole arrays travel",
-        ),
+        ("chunks = [", "comm.sendrecv(array, right, array.copy(), left)\n    chunks = [", "whole arrays travel"),
         (
             "comm.sendrecv(leaving, right, arriving, left)",
             "own = arriving.copy()\n        comm.sendrecv(leaving, right, arriving, left)\n        arriving += own",
             "the second half adds: a complete chunk",
         ),
-        (
-            "incoming = np.empty_like(arriving)",
-            "incoming = np.empty(arriving.size, np.float32)",
-            "the two sides of a message have different",
-        ),
+        ("np.empty_like(arriving)", "np.empty(arriving.size, np.float32)", "the two sides of a message have different"),
         ("arriving += incoming", "arriving -= incoming", "in the first half what comes in is added to"),
         (
             "(rank - 1 - step) % n], chunks[(rank - 2 - step) % n]",
@@ -236,20 +168,12 @@ MUTATIONS = {
         ("2 * rounds * alpha + 2 * share", "3 * rounds * alpha + 2 * share", "here bytes decide"),
         ("(n - 1) / n", "(n + 1) / n", "here bytes decide"),
         ('"binomial": 2 * rounds', '"binomial": rounds', "a tree up and a tree down take 2 log2 n"),
-        (
-            "2 * rounds * alpha + 2 * share * beta * size",
-            "rounds * alpha + 2 * share * beta * size",
-            "here latency decides: rabenseifner has",
-        ),
+        ("2 * rounds * alpha + 2 * share *", "rounds * alpha + 2 * share *", "here latency decides: rabenseifner has"),
         ("2 * (n - 1) * alpha", "(n - 1) / n * alpha", "a ring sends as few bytes as rabenseifner,"),
     ],
     "05.halving_doubling": [
         ("    power = 1 <<", "    array = array.copy()\n    power = 1 <<", "written into it"),
-        (
-            "        comm.recv(incoming, rank + power)\n        array += incoming\n",
-            "        comm.recv(incoming, rank + power)\n",
-            "Is the part of every rank beyond it in the sum",
-        ),
+        ("rank + power)\n        array += incoming", "rank + power)", "Is the part of every rank beyond it in the sum"),
         (
             "    if rank < extra:\n        comm.send(array, rank + power)\n",
             "",
@@ -296,36 +220,16 @@ MUTATIONS = {
         ("gradient * count, count", "gradient, 1", "mean of the means"),
         ("/ weighted[-1]", "/ comm.size", "not by the number of ranks"),
         ("    all_reduce(comm, weighted)\n", "", "this is each rank's own mean: nothing"),
-        (
-            "return weighted[:-1] / weighted[-1]",
-            "return all_reduce(comm, gradient.copy())",
-            "this is the sum of the means",
-        ),
+        ("weighted[:-1] / weighted[-1]", "all_reduce(comm, gradient.copy())", "this is the sum of the means"),
         ("/ weighted[-1]", "/ max(count, 1)", "the ranks got different averages, so their"),
         ("if count > 0:", "if True:", "a rank without rows has the mean"),
-        (
-            "    all_reduce(comm, weighted)\n",
-            "    if count > 0:\n        all_reduce(comm, weighted)\n",
-            "every rank takes part in a collective: one",
-        ),
+        ("all_reduce(comm,", "if count > 0:\n        all_reduce(comm,", "every rank takes part in a collective: one"),
         ("gradient * count, count", "gradient, count", "these are means divided by the rows once"),
-        (
-            "return weighted[:-1] / weighted[-1]",
-            "return weighted[:-1] / weighted[-1] / comm.size",
-            "every number is 1/n times the expected one:",
-        ),
-        (
-            "return weighted[:-1] / weighted[-1]",
-            "return weighted / weighted[-1]",
-            "the answer has one number too many: the",
-        ),
+        ("[:-1] / weighted[-1]", "[:-1] / weighted[-1] / comm.size", "every number is 1/n times the expected one:"),
+        ("return weighted[:-1] / weighted[", "return weighted / weighted[", "the answer has one number too many: the"),
     ],
     "06b.bucketed_reducer": [
-        (
-            "        launch_complete_buckets()\n    for work",
-            "    launch_complete_buckets()\n    for work",
-            "start late",
-        ),
+        ("        launch_complete_buckets()\n    for", "    launch_complete_buckets()\n    for", "start late"),
         ("and not any(", "and not all(", "a bucket left before it was whole: all of"),
         (
             "    launch_complete_buckets()  # a bucket in which no parameter is used is complete at once\n",
@@ -339,11 +243,7 @@ MUTATIONS = {
         ("<= bound]", "<= steps]", "no worker is held back"),
         ("[w for w in waiting if done", "[w for w in waiting if w == worker and done", "when the slowest advances"),
         ("comm.send(weights, ready)", "comm.send(weights - gradient, ready)", "before you reply to it"),
-        (
-            "    weights = np.zeros(comm.size - 1)\n",
-            "    weights = np.zeros(comm.size - 1)\n    comm.barrier()\n",
-            "nothing is pulled after the last push",
-        ),
+        ("zeros(comm.size - 1)", "zeros(comm.size - 1)\n    comm.barrier()", "nothing is pulled after the last push"),
         ("return None", "return weights", "rank 0 alone returns the weights, the"),
         ("    return weights\n", "", "rank 0 returns the weights after the"),
         ("<= bound]", "< bound]", "a worker waits although the bound lets it"),
@@ -362,11 +262,7 @@ MUTATIONS = {
             "residual = gradient - np.bincount(places, residual[places], len(gradient))",
             "the residual has what this step left",
         ),
-        (
-            "residual[places] = 0.0",
-            "residual[places] = all_gather(comm, 0 * residual)[0]",
-            "a rank sends more than k values",
-        ),
+        ("[places] = 0.0", "[places] = all_gather(comm, 0 * residual)[0]", "a rank sends more than k values"),
     ],
     "06d.sign_feedback": [
         ("corrected = gradient + residual", "corrected = gradient", "add the residual to the gradient first"),
@@ -387,21 +283,9 @@ MUTATIONS = {
         ('    all_reduce(comm, average, "avg")\n', "", "average the weights first"),
         ("lr * (gradient + mu * momentum)", "lr * momentum", "plus mu times the new momentum"),
         ('"avg")', '"sum")', "the weights of the ranks are added; their"),
-        (
-            "return common - lr * (gradient + mu * momentum), momentum",
-            "return common - lr * (gradient + mu * momentum)",
-            "2 values are asked for: return them as a",
-        ),
-        (
-            "lr * (gradient + mu * momentum), momentum",
-            "lr * (gradient + mu * momentum), gradient",
-            "the second result is the new momentum, not",
-        ),
-        (
-            "momentum = mu * momentum + gradient",
-            "momentum = mu * momentum + (1 - mu) * gradient",
-            "the gradient is added whole: the momentum",
-        ),
+        ("+ mu * momentum), momentum", "+ mu * momentum)", "2 values are asked for: return them as a"),
+        ("+ mu * momentum), momentum", "+ mu * momentum), gradient", "the second result is the new momentum, not"),
+        ("* momentum + gradient", "* momentum + (1 - mu) * gradient", "the gradient is added whole: the momentum"),
         ("return common - lr", "return weights - lr", "the step begins at the rank's own weights;"),
     ],
     "06f.in_order": [
@@ -431,22 +315,10 @@ MUTATIONS = {
         ("if good == GROWTH:", "if False:", "double it"),
         ("scale / 2, 0", "scale / 2, good", "ends the row"),
         ("if overflow[0]:", "if False:", "nothing takes it out again"),
-        (
-            "    scale, good = FIRST, 0\n",
-            "    scale, good = FIRST, 0\n    all_reduce(comm, np.zeros(99))\n",
-            "one byte",
-        ),
+        ("    scale, good = FIRST, 0", "    scale, good = FIRST, 0\n    all_reduce(comm, np.zeros(99))", "one byte"),
         ("scale / 2, 0", "scale / 4, 0", "an overflow halves the scale, three good"),
-        (
-            "gradient.astype(np.float32) / np.float32(scale)",
-            "gradient.astype(np.float32)",
-            "the step takes the gradient divided by the",
-        ),
-        (
-            "            scale, good = scale * 2, 0\n",
-            "            scale = scale * 2\n",
-            "an overflow halves the scale, three good",
-        ),
+        ("astype(np.float32) / np.float32(scale)", "astype(np.float32)", "the step takes the gradient divided by the"),
+        ("scale, good = scale * 2, 0\n", "scale = scale * 2\n", "an overflow halves the scale, three good"),
         ('        all_reduce(comm, overflow, "max")\n', "", "one rank saw an overflow and skipped the"),
     ],
     "09b.one_grid": [
@@ -464,11 +336,7 @@ MUTATIONS = {
         ("return result", "return result[mask]", "put them back into their places"),
         ("    result[mask]", "    mask = mask & (gradient != 0)\n    result[mask]", "not by the gradient"),
         ("all_reduce(comm, gradient[mask])", "gradient[mask]", "this is this rank's own gradient"),
-        (
-            "all_reduce(comm, gradient[mask])",
-            'all_reduce(comm, gradient[mask], "avg")',
-            "the ranks' entries are averaged, or the",
-        ),
+        ("(comm, gradient[mask])", '(comm, gradient[mask], "avg")', "the ranks' entries are averaged, or the"),
         (
             "all_reduce(comm, gradient[mask])",
             "gradient[mask] * comm.size",
@@ -479,27 +347,11 @@ MUTATIONS = {
     "09d.distil": [
         ("scores / scores.sum(axis=1, keepdims=True),", "logits(student),", "a student learns from probabilities"),
         ("logits(student) / temperature", "logits(student)", "divide the logits by the temperature"),
-        (
-            "    comm.recv(targets",
-            "    return logits(comm.rank - teachers)\n    comm.recv(targets",
-            "only teachers have the model",
-        ),
-        (
-            "scores / scores.sum(axis=1, keepdims=True), teachers",
-            "scores * 0 + 0.25, teachers",
-            "as if nothing had come from its teacher",
-        ),
-        (
-            "scores.sum(axis=1, keepdims=True)",
-            "scores.sum(axis=0, keepdims=True)",
-            "these are not the probabilities of rows: a",
-        ),
+        ("    comm.recv(", "    return logits(comm.rank - teachers)\n    comm.recv(", "only teachers have the model"),
+        ("scores / scores.sum(axis=1, keepdims=True)", "scores * 0 + 0.25", "as if nothing had come from its teacher"),
+        ("scores.sum(axis=1, keepdims=", "scores.sum(axis=0, keepdims=", "these are not the probabilities of rows: a"),
         ("logits(student) / temperature", "logits(student) * temperature", "the logits are multiplied by the"),
-        (
-            "scores / scores.sum(axis=1, keepdims=True), teachers",
-            "scores, teachers",
-            "these are exponentials: divide those of a",
-        ),
+        ("scores / scores.sum(axis=1, keepdims=True),", "scores,", "these are exponentials: divide those of a"),
         ("teachers + student)", "student)", "who sends to whom must be said in the same"),
     ],
     "10.pick_segments": [
@@ -513,11 +365,7 @@ MUTATIONS = {
         ("room = budget - count * boundary", "room = budget", "even more and smaller segments may fit: try"),
         ("range(1, len(saved) + 1)", "range(1, len(saved))", "even more and smaller segments may fit: try"),
         ("[*segments, 0], 0", "[*segments, 0], filled", "even more and smaller segments may fit: try"),
-        (
-            "if filled + nbytes > room and",
-            "if filled + nbytes >= room and",
-            "it fits, and larger segments fit too: try 1",
-        ),
+        ("filled + nbytes > room and", "filled + nbytes >= room and", "it fits, and larger segments fit too: try 1"),
     ],
     "10.recompute": [
         ("copy.deepcopy(before))", "rng)", "as it was *before*"),
@@ -534,16 +382,8 @@ MUTATIONS = {
         ("own @ own)) / comm.size", "own @ own * comm.size)) / comm.size", "divide by the ranks"),
         ("np.append(own, own @ own)", "np.append(own, own @ own / comm.size**2)", "the mean of the rank's own rows"),
         ("    big =", "    comm.barrier()\n    big =", "both at once"),
-        (
-            "all_reduce(comm, np.append(own, own @ own))",
-            "all_reduce(comm, np.append(np.zeros(99), np.append(own, own @ own)))[99:]",
-            "not the rows",
-        ),
-        (
-            "return np.append(gradient, [big - noise / many, noise])",
-            "return gradient",
-            "return one array: the gradient",
-        ),
+        ("np.append(own, own @ own))", "np.append(np.zeros(99), np.append(own, own @ own)))[99:]", "not the rows"),
+        ("np.append(gradient, [big - noise / many, noise])", "gradient", "return one array: the gradient"),
         ("[big - noise / many, noise]", "[noise, big - noise / many]", "the last two numbers are exchanged: the"),
         ("noise = (small - big)", "noise = (big - small)", "the gradient is right and the noise is not:"),
         ("[big - noise / many, noise]", "[big + noise / many, noise]", "|G|^2 alone is wrong"),
@@ -551,11 +391,7 @@ MUTATIONS = {
     ],
     "10c.shares_by_time": [
         ("return shares.tolist()", "return np.roll(shares, comm.rank).tolist()", "gather them first"),
-        (
-            "all_gather(comm, np.array([seconds / mine]))",
-            "np.full(comm.size, seconds / mine)",
-            "another one would have",
-        ),
+        ("all_gather(comm, np.array([seconds / mine])", "np.full(comm.size, seconds / mine", "another one would have"),
         ("    paces =", "    all_gather(comm, np.array([seconds]))\n    paces =", "too many bytes"),
         ("[seconds / mine]", "[seconds]", "divide the seconds of each rank by its rows"),
         ("(shares + 1) * paces", "shares * paces", "another one would have"),
@@ -579,11 +415,7 @@ MUTATIONS = {
             "update(mine[: numel // comm.size], reduce_scatter(comm, gradient)[: numel // comm.size])",
             "forgets the rest",
         ),
-        (
-            "update(mine, reduce_scatter(comm, gradient))",
-            "update(mine, reduce_scatter(comm, gradient) / comm.size)",
-            "this is a step by the mean of the ranks'",
-        ),
+        ("(comm, gradient))", "(comm, gradient) / comm.size)", "this is a step by the mean of the ranks'"),
         ("        start += array.size\n", "", "each array gets back its own part of the"),
         (
             "update(mine, reduce_scatter(comm, gradient))",
@@ -606,11 +438,7 @@ MUTATIONS = {
             "    squares = all_reduce(comm, np.append(squares, np.zeros((99, len(sizes))), axis=0))[:2]",
             "too many bytes",
         ),
-        (
-            "squares[0] / np.where(both, squares[1], 1)",
-            "squares[1] / np.where(both, squares[0], 1)",
-            "the ratio is upside down: the norm of the",
-        ),
+        ("0] / np.where(both, squares[1", "1] / np.where(both, squares[0", "the ratio is upside down: the norm of the"),
         ("weights**2)", "np.abs(weights))", "the norm of a layer is the root of the sum"),
         ("ratios = np.where(both, np.sqrt(", "ratios = np.where(both, (", "this is the ratio of the sums of squares;"),
         (
@@ -626,16 +454,8 @@ MUTATIONS = {
             "    return [orthogonalize(part) if len(part) else part for part in parts]\n    n, columns =",
             "not the shard of Newton-Schulz",
         ),
-        (
-            "for k in range(len(parts))]\n\n\nSOL",
-            "for k in order]\n\n\nSOL",
-            "a matrix is the rows of rank 0, then those",
-        ),
-        (
-            "orthogonalize(np.concatenate(block))",
-            "orthogonalize(np.concatenate(block[::-1]))",
-            "a matrix is the rows of rank 0, then those",
-        ),
+        ("for k in range(len(parts))]\n\n\n", "for k in order]\n\n\n", "a matrix is the rows of rank 0, then those"),
+        ("(np.concatenate(block))", "(np.concatenate(block[::-1]))", "a matrix is the rows of rank 0, then those"),
         ("orthogonalize(np.concatenate(block))", "np.concatenate(block)", "these are the rows that came in; return"),
     ],
     "12.prefetch": [
@@ -645,11 +465,7 @@ MUTATIONS = {
             "x = compute(layer, weights, x)\n        if layer + 1 < layers:\n            coming = gather(layer + 1)",
             "*before* you compute",
         ),
-        (
-            "coming: Any = gather(0) if layers else None",
-            "coming: Any = gather(0)",
-            "there may be no layer at all: gather none",
-        ),
+        (": Any = gather(0) if layers else None", ": Any = gather(0)", "there may be no layer at all: gather none"),
         ("x = compute(layer, weights, x)", "compute(layer, weights, x)", "x is what came in: each layer replaces it,"),
         ("coming = gather(layer + 1)", "coming = gather(layer)", "layer i is computed from its own weights"),
     ],
@@ -660,16 +476,8 @@ MUTATIONS = {
             "        going = up",
             "something was sent over the link and never",
         ),
-        (
-            "    if going is not None:\n        going.wait()\n\n\nSOL",
-            "\n\nSOL",
-            "something was sent over the link and never",
-        ),
-        (
-            "coming = down(piece + 1) if piece + 1 < pieces else None",
-            "coming = down(piece + 1)",
-            "after the last piece there is none to bring",
-        ),
+        ("    if going is not None:\n        going.wait()\n\n\n", "\n\n", "something was sent over the link and never"),
+        ("(piece + 1) if piece + 1 < pieces else None", "(piece + 1)", "after the last piece there is none to bring"),
     ],
     "14.parallel_attention": [
         (
@@ -680,22 +488,10 @@ MUTATIONS = {
         ("heads // comm.size", "heads", "too narrow"),
         ("    width = qkv", "    all_reduce = lambda comm, array: array\n    width = qkv", "rows give summands"),
         ("    width = qkv", "    all_reduce(comm, qkv.copy())\n    width = qkv", "only the last product is summed"),
-        (
-            "mine = slice(comm.rank * size, (comm.rank + 1) * size)",
-            "mine = slice(comm.rank, width, comm.size)",
-            "rank r has whole heads, heads / n of them:",
-        ),
+        ("rank * size, (comm.rank + 1) * size", "rank, width, comm.size", "rank r has whole heads, heads / n of them:"),
         ("heads // comm.size)", "1)", "rank r has whole heads, heads / n of them:"),
-        (
-            "all_reduce(comm, attention(",
-            'all_reduce(comm, op="avg", array=attention(',
-            "every number is 1/n times the expected one:",
-        ),
-        (
-            "np.split(qkv, 3, axis=1)], axis=1)",
-            "np.split(qkv, 3, axis=1)[::-1]], axis=1)",
-            "rank r has whole heads, heads / n of them:",
-        ),
+        ("(comm, attention(", '(comm, op="avg", array=attention(', "every number is 1/n times the expected one:"),
+        ("np.split(qkv, 3, axis=1)]", "np.split(qkv, 3, axis=1)[::-1]]", "rank r has whole heads, heads / n of them:"),
     ],
     "14.parallel_mlp": [
         ("    hidden = np", "    all_reduce = lambda comm, array: array\n    hidden = np", "nothing is summed"),
@@ -704,27 +500,15 @@ MUTATIONS = {
         ("all_reduce(comm, hidden @ b) + bias", "hidden @ b + bias", "that is g"),
         ("    hidden = np", "    all_reduce(comm, a.copy())\n    hidden = np", "neither matrices nor hidden columns"),
         ("(gradient @ b.T) * (hidden > 0)", "gradient @ b.T", "y is right, x's gradient is without the"),
-        (
-            "return y, all_reduce(comm, d_hidden @ a.T)",
-            "return y, all_reduce(comm, d_hidden @ a.T) / comm.size",
-            "result 1: every number is 1/n times the",
-        ),
+        ("(comm, d_hidden @ a.T)", "(comm, d_hidden @ a.T) / comm.size", "result 1: every number is 1/n times the"),
         ("hidden = np.maximum(x @ a, 0)", "hidden = x @ a", "y is without the ReLU between A and B:"),
-        (
-            "all_reduce(comm, hidden @ b) + bias",
-            "all_reduce(comm, hidden @ b)",
-            "the right numbers minus the fourth argument",
-        ),
+        ("(comm, hidden @ b) + bias", "(comm, hidden @ b)", "the right numbers minus the fourth argument"),
         (
             "return y, all_reduce(comm, d_hidden @ a.T)",
             "return all_reduce(comm, d_hidden @ a.T), y",
             "the results are right and exchanged: return",
         ),
-        (
-            "all_reduce(comm, hidden @ b) + bias",
-            'all_reduce(comm, hidden @ b, "avg") + bias',
-            "the ranks' parts of y are averaged: each is",
-        ),
+        ("comm, hidden @ b) + bias", 'comm, hidden @ b, "avg") + bias', "the ranks' parts of y are averaged: each is"),
         ("return y, all_reduce(comm, d_hidden @ a.T)", "return y", "2 values are asked for: return them as a"),
     ],
     "14b.split_mlp": [
@@ -744,61 +528,25 @@ MUTATIONS = {
     ],
     "14b.split_cross_entropy": [
         ('all_reduce(comm, logits.max(axis=1), "max")', "np.zeros(len(targets))", "overflows exp"),
-        (
-            "    rows = np",
-            "    all_reduce = lambda comm, array, op=None: array\n    rows = np",
-            "normalises its own words",
-        ),
+        ("rows = np", "all_reduce = lambda comm, array, op=None: array\n    rows = np", "normalises its own words"),
         ('all_reduce(comm, logits.max(axis=1), "max")', "logits.max(axis=1)", "shifted by different numbers"),
         ("    all_reduce(comm, target)\n", "", "the ranks disagree"),
         ("first + logits.shape[1])", "first + logits.shape[1] - 1)", "the last word of a range"),
         ("    rows = np", "    all_reduce(comm, np.zeros((len(targets), 9)))\n    rows = np", "three numbers"),
         ('"max")', '"avg")', "overflows exp, or its logarithm"),
-        (
-            "gradient[rows[mine], targets[mine] - first] -= 1",
-            "gradient[rows[mine], targets[mine] - first] -= 0",
-            "the losses are right, the gradient is not:",
-        ),
-        (
-            "return np.log(total) - target, gradient",
-            "return np.log(total) + target, gradient",
-            "a loss is never negative: it is the",
-        ),
-        (
-            "return np.log(total) - target, gradient",
-            "return np.log(total) - target, gradient / len(targets)",
-            "the losses are of single rows, not their",
-        ),
-        (
-            "return np.log(total) - target, gradient",
-            "return (np.log(total) - target).mean(), gradient",
-            "there is a loss for each row: they are not",
-        ),
-        (
-            "gradient[rows[mine], targets[mine] - first] -= 1",
-            "gradient[rows[mine], targets[mine] % logits.shape[1]] -= 1",
-            "the losses are right, the gradient is not:",
-        ),
+        ("targets[mine] - first] -= 1", "targets[mine] - first] -= 0", "the losses are right, the gradient is not:"),
+        ("np.log(total) - target, gradient", "np.log(total) + target, gradient", "a loss is never negative: it is the"),
+        ("- target, gradient", "- target, gradient / len(targets)", "the losses are of single rows, not their"),
+        ("np.log(total) - target,", "(np.log(total) - target).mean(),", "there is a loss for each row: they are not"),
+        ("[mine] - first] -= 1", "[mine] % logits.shape[1]] -= 1", "the losses are right, the gradient is not:"),
     ],
     "14c.dispatch": [
         ("done = np.empty_like(arrived)", "done, here = arrived, 0", "run the experts"),
         ("done.reshape(-1)", "done.swapaxes(0, 1).reshape(-1)", "the *source rank* is the first dim"),
-        (
-            "    arrived =",
-            "    all_to_all(comm, np.zeros((9, slots.size)).reshape(-1))\n    arrived =",
-            "only its own slots",
-        ),
+        ("arrived =", "all_to_all(comm, np.zeros((9, slots.size)).reshape(-1))\n    arrived =", "only its own slots"),
         ("arrived[:, local]", "arrived[:, 0]", "each expert here computes its own rows,"),
-        (
-            "return all_to_all(comm, done.reshape(-1)).reshape",
-            "return done.reshape",
-            "a second all-to-all must bring them back",
-        ),
-        (
-            "run_expert(comm.rank * here + local, rows)",
-            "run_expert(local, rows)",
-            "that expert's weights are on another rank:",
-        ),
+        ("return all_to_all(comm, done.reshape(-1)).", "return done.", "a second all-to-all must bring them back"),
+        ("run_expert(comm.rank * here + local,", "run_expert(local,", "that expert's weights are on another rank:"),
         (
             "arrived = all_to_all(comm, slots.reshape(-1)).reshape(comm.size, here, capacity, width)",
             "arrived = all_to_all(comm, slots.reshape(-1)).reshape(here, comm.size, capacity, width).swapaxes(0, 1)",
@@ -810,21 +558,9 @@ MUTATIONS = {
         ("in enumerate(choice):", "in reversed([*enumerate(choice)]):", "in token order"),
         ("np.bincount(choice, minlength=experts) / tokens", "probabilities.mean(axis=0)", "P times P"),
         ("    loss = experts", "    experts = 1\n    loss = experts", "times the number of experts"),
-        (
-            "share = np.bincount(choice, minlength=experts) / tokens",
-            "share = np.bincount(choice[slots >= 0], minlength=experts) / tokens",
-            "f counts the tokens that found a slot; it",
-        ),
-        (
-            "experts * share / tokens, probabilities.shape)",
-            "share / tokens, probabilities.shape)",
-            "only the gradient is wrong: it runs through",
-        ),
-        (
-            "experts * share / tokens, probabilities.shape)",
-            "experts * share, probabilities.shape)",
-            "only the gradient is wrong: it runs through",
-        ),
+        ("= np.bincount(choice,", "= np.bincount(choice[slots >= 0],", "f counts the tokens that found a slot; it"),
+        ("experts * share / tokens,", "share / tokens,", "only the gradient is wrong: it runs through"),
+        ("* share / tokens, probabilities.", "* share, probabilities.", "only the gradient is wrong: it runs through"),
     ],
     "16.gpipe": [
         ("forwards + backwards for", "forwards for", "m times F and m times B"),
@@ -859,11 +595,7 @@ MUTATIONS = {
     "17.one_f_one_b": [
         ("stages - 1 - stage)", "stages - stage)", "too far ahead"),
         ("min(microbatches, stages - 1 - stage)", "0", "too little in flight"),
-        (
-            "for i in range(microbatches):\n",
-            "for i in range(microbatches - ahead):\n",
-            "each stage runs each micro-batch forward and",
-        ),
+        ("i in range(microbatches", "i in range(microbatches - ahead", "each stage runs each micro-batch forward and"),
         ("min(microbatches, stages - 1 - stage)", "stages - 1 - stage", "micro-batches are numbered from 0 to m-1;"),
         ("min(microbatches, stages - 1 - stage)", "min(microbatches, stage)", "a stage waits for something that comes"),
     ],
@@ -885,11 +617,7 @@ MUTATIONS = {
         ("- RATE * total", "+ RATE * total", "the weights move up the gradient: subtract"),
         ("if k % m == m - 1:", "if k % m == 0:", "a version is not there: an update makes the"),
         ("max(k // m - 1, 0)])", "k // m])", "batch b used version b, which is not there"),
-        (
-            "            total = np.zeros_like(weights)\n            yield",
-            "            yield",
-            "is the sum of gradients set back to zero",
-        ),
+        ("total = np.zeros_like(weights)\n            yield", "yield", "is the sum of gradients set back to zero"),
     ],
     "19.zero_bubble": [
         (
@@ -898,11 +626,7 @@ MUTATIONS = {
             "a micro-batch is once F, once I and once W",
         ),
         ("max(0, microbatches - stage)", "microbatches - stage", "an action is a text of a letter and a"),
-        (
-            "min(microbatches, stages - 1 - stage)",
-            "min(microbatches, stages - stage)",
-            "a micro-batch is alive until its W: put W",
-        ),
+        ("stages - 1 - stage)", "stages - stage)", "a micro-batch is alive until its W: put W"),
         ('order.append(f"I{i}")', 'order.append(f"B{i}")', "W needs the gradient that has arrived: on"),
     ],
     "19b.building_block": [
@@ -953,11 +677,7 @@ MUTATIONS = {
         ("return [stage", "paces[comm.rank] *= 9\n    return [stage", "gather them first"),
         ("    table =", "    all_gather(comm, seconds, counts=sizes)\n    table =", "too many bytes"),
         ("(times / paces[-1]).tolist()", "times.tolist()", "on another rank a layer takes other"),
-        (
-            "by_slowest(work, comm.size, paces)",
-            "by_slowest(work, comm.size, [1.0] * comm.size)",
-            "on another rank a layer takes other",
-        ),
+        ("(work, comm.size, paces)", "(work, comm.size, [1.0] * comm.size)", "on another rank a layer takes other"),
         ("stage.last - stage.first + 1", "stage.last - stage.first", "every layer is in one stage, and every"),
     ],
     "22.ring_attention": [
@@ -976,11 +696,7 @@ MUTATIONS = {
             "not your own again",
         ),
         ("q @ keys.T / np.sqrt(q.shape[1])", "q @ keys.T", "the scores are q k^T / sqrt(d), d being the"),
-        (
-            "out = out * old[:, None] + now @ values",
-            "out = out + now @ values",
-            "when the maximum grows, what was summed",
-        ),
+        ("= out * old[:, None] + now @ values", "= out + now @ values", "when the maximum grows, what was summed"),
         ("np.stack([k, v])", "np.stack([v, k])", "keys and values are exchanged: scores are"),
     ],
     "22b.ulysses": [
@@ -993,11 +709,7 @@ MUTATIONS = {
             "put the pieces one after the other along the heads",
         ),
         ("receive_counts=[r * one for r in rows]", "receive_counts=[own * one] * n", "parts are ragged: to rank r go"),
-        (
-            "    one = here * size\n",
-            "    all_to_all(comm, np.zeros(n))\n    one = here * size\n",
-            "q, k and v of one rank belong together",
-        ),
+        ("one = here *", "all_to_all(comm, np.zeros(n))\n    one = here *", "q, k and v of one rank belong together"),
         ("attend(*whole)", "attend(whole[0], np.roll(whole[1], n > 1, axis=0), whole[2])", "q, k and v must be cut"),
     ],
     "22c.visible": [
@@ -1022,16 +734,8 @@ MUTATIONS = {
             "mine = np.concatenate([read(number) for number in range(len(pieces))])[start:stop]",
             "no piece may overlap",
         ),
-        (
-            "begin, end = max(first, start), min(last, stop)",
-            "begin, end = first, last",
-            "a piece may begin before your chunk or end",
-        ),
-        (
-            "read(number)[begin - first : end - first]",
-            "read(number)[: end - begin]",
-            "a piece may begin before your chunk or end",
-        ),
+        ("end = max(first, start), min(last, stop)", "end = first, last", "a piece may begin before your chunk or end"),
+        ("number)[begin - first : end - first", "number)[: end - begin", "a piece may begin before your chunk or end"),
         ("if begin < end:", "if begin + 1 < end:", "a piece may begin before your chunk or end"),
         ("if begin < end:", "if True:", "a rank reads pieces in which it has no"),
     ],
@@ -1102,10 +806,6 @@ MUTATIONS = {
             "the numbers of the samples, or nearly",
         ),
         ("digest(numbers)], np.uint64)", "numbers.sum()], np.uint64)", "1 when all ranks together have read each of"),
-        (
-            "counts.sum() == samples and digests.sum() == whole",
-            "counts.sum() == samples",
-            "1 when all ranks together have read each of",
-        ),
+        ("() == samples and digests.sum() == whole", "() == samples", "1 when all ranks together have read each of"),
     ],
 }

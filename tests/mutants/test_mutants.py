@@ -1,6 +1,5 @@
 """The list of planted bugs is applicable: `make mutants`, which takes minutes, finds each of them in its place."""
 
-import ast
 import sys
 from functools import cache
 from pathlib import Path
@@ -29,7 +28,7 @@ def without_comments(text):
 def test_a_mutant_still_applies(mutant):
     """Its text is found exactly once, the result is other code, and Python, and its test exists."""
     assert without_comments(mutant.find) != without_comments(mutant.replace)
-    ast.parse(mutant.planted(source_of(mutant.path)))
+    compile(mutant.planted(source_of(mutant.path)), mutant.path, "exec")
     file, _, name = mutant.test.partition("::")
     assert f"\ndef {name.partition('[')[0]}(" in source_of(file)
 

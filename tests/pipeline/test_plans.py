@@ -164,8 +164,9 @@ def orders_of_torch(p, m, v, group, last):
 INTERLEAVED_PLANS = (18, 24, 30, 39, 42, 57, 51, 75, 72, 90, 87, 126, 102, 138)
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("m", range(1, 15))
+@pytest.mark.parametrize(
+    "m", [pytest.param(m, marks=[pytest.mark.exhaustive] * (m not in (1, 8))) for m in range(1, 15)]
+)
 def test_interleaved_takes_groups_larger_than_the_ranks(m):
     """torch's rounds where the caller gives no size, Megatron-LM's groups where it does; both for every size."""
     tried = 0
@@ -210,8 +211,7 @@ def test_versions_are_those_of_the_update_rules():
     validate(plan("pipedream", 4, 8, stashing=False), allow_wrong_gradients=True)
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("m", [*range(1, 10), 16, 20])
+@pytest.mark.parametrize("m", [1, 9, *(pytest.param(m, marks=pytest.mark.exhaustive) for m in (*range(2, 9), 16, 20))])
 def test_every_schedule_is_valid_lowered_and_timed_alike_at_every_size(m):
     for name, p in itertools.product(schedules(), (1, 2, 3, 4, 5, 8)):
         if not takes(name, p, m):

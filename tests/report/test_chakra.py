@@ -44,7 +44,7 @@ def replay(ranks):
     A receive ends when the send with its tag has begun; a collective when every rank of its group is there.
     """
     ended = [set() for _ in ranks]
-    sent, arrived = set(), defaultdict(set)
+    sent, arrived, calls = set(), defaultdict(set), [collectives_of(items) for items in ranks]
     progress = True
     while progress:
         progress = False
@@ -63,23 +63,23 @@ def replay(ranks):
                         continue
                 if item.kind == COLL:
                     arrived[rank].add(number)
-                    if not all_there(ranks, arrived, item, rank, number):
+                    group = item.attributes["pg_name"]
+                    place = calls[rank][group].index(number)
+                    members = [other for other, of_groups in enumerate(calls) if group in of_groups]
+                    if not all(calls[other][group][place] in arrived[other] for other in members):
                         continue
                 ended[rank].add(number)
                 progress = True
     return ended
 
 
-def all_there(ranks, arrived, item, rank, number):
-    """Whether every rank of the group has begun its k-th collective of this group."""
-    group = item.attributes["pg_name"]
-
-    def calls(items):
-        return [k for k, other in enumerate(items) if other.kind == COLL and other.attributes["pg_name"] == group]
-
-    place = calls(ranks[rank]).index(number)
-    members = [r for r, items in enumerate(ranks) if calls(items)]
-    return all(calls(ranks[r])[place] in arrived[r] for r in members)
+def collectives_of(items):
+    """Return {group: the numbers of its collectives, in their order} of a rank's graph."""
+    found = defaultdict(list)
+    for number, item in enumerate(items):
+        if item.kind == COLL:
+            found[item.attributes["pg_name"]].append(number)
+    return found
 
 
 @each("messages", [False, True])
