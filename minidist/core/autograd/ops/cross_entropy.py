@@ -79,8 +79,7 @@ def softmax_loss(
     scores = logits.data.reshape(prod(shape[:-1]), classes)
     part = 1 / divisor if divisor == divisor else 0.0  # the mean over no rows is nan, and its gradient is zero
 
-    kernels = None if type(scores) is xp.ndarray else xp.kernels_of(scores)
-    if scores.size and reduce is None and not logits.half and kernels is not None:
+    if scores.size and reduce is None and not logits.half and (kernels := xp.kernels_of(scores)):
         total, gradient = kernels.softmax_loss(scores, own[1], counted, part)
         gradient = gradient.reshape(shape)
         edges = ((logits, partial(imul, gradient)),)
