@@ -29,6 +29,15 @@ class Device(Protocol):
     def asarray(self, value: Any) -> Any: ...
 
 
+def named_dtype(name: str) -> Any:
+    """The dtype called `name`, "bfloat16" among them (which NumPy knows once ml_dtypes is imported)."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
 def numbers_of(value: Any) -> Array:
     """`value` as the array of a Tensor; UsageError where it would not hold numbers."""
     try:

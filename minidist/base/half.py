@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.arrays import named_dtype as named_dtype
 from minidist.core.base.arrays import is_half as is_half
 from minidist.core.base.trace import track
 
@@ -27,15 +28,6 @@ _SMALL = 2048  # elements; up to here one call of NumPy's conversion is faster t
 def is_floating(dtype: Any) -> bool:
     """Whether it is a real float, bfloat16 among them: such arrays have gradients."""
     return dtype.kind == "f" or is_half(dtype)
-
-
-def named_dtype(name: str) -> Any:
-    """The dtype called `name`, "bfloat16" among them (which NumPy knows once ml_dtypes is imported)."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
 
 
 def widened(array: xp.Array) -> xp.Array:

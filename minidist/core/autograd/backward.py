@@ -170,12 +170,9 @@ class BackwardPass:
                 source.receive(result, fresh)
 
         # Gradients of the weights, now or later.
+        take = self.site_done if self.store is None else self.store.put
         for parameter, vjp in weights:
-            cost = next(costs, None)
-            if self.store is not None:
-                self.store.put(parameter, partial(vjp, gradient), cost)
-            else:
-                self.site_done(parameter, partial(vjp, gradient), cost)
+            take(parameter, partial(vjp, gradient), next(costs, None))
 
     def site_done(
         self, parameter: Parameter, compute: Callable[..., Any] | None = None, cost: tuple[int, int] | None = None

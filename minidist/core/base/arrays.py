@@ -60,7 +60,8 @@ def as_array(value: Any, dtype: Any = None) -> Array:
     """`value` as an array, without a copy when it is one of that dtype already."""
     if isinstance(value, ndarray) or (not isinstance(value, generic) and is_array(value)):
         return value if dtype is None or value.dtype == dtype else value.astype(dtype)
-    return to_device(np.asarray(value, dtype=dtype))
+    made = np.asarray(value, dtype=dtype)
+    return made if creating.get() is np else to_device(made)
 
 
 def device_arange(*arguments: Any) -> Array:

@@ -21,27 +21,16 @@ def refuse_logits(logits: Any) -> None:
     )
 
 
-def checked_targets(name: str, logits: Tensor, targets: Any, ignore_index: int) -> tuple[xp.Array, xp.Array | None]:
-    """Return a loss's targets, one per row of the logits, and which rows count (None: all); errors for wrong ones.
+def refuse_dtype(name: str, targets: xp.Array) -> None:
+    """Raise AutogradError: the targets are no integers."""
+    raise AutogradError(f"{name}: targets must be integers, not {targets.dtype}")
 
-    Rows with ignore_index have class 0, so that it can be looked up; their losses have to be multiplied by zero.
-    """
-    targets = xp.as_array(targets.data if isinstance(targets, Tensor) else targets)
-    if targets.shape != logits.shape[:-1] or not logits.shape:
-        raise ShapeError(f"{name}: targets of shape {targets.shape} for logits of shape {logits.shape}")
-    if targets.dtype.kind not in "iu":
-        raise AutogradError(f"{name}: targets must be integers, not {targets.dtype}")
-    classes, flat = logits.shape[-1], targets.reshape(-1)
 
-    # Without a sign, a negative number is a large one. The id of a padding token may be a class itself.
-    inside = 0 <= ignore_index < classes
-    if not flat.size or not (inside or flat.view(flat.dtype.str.replace("i", "u")).max() >= classes):
-        return flat, None
-    counted = flat != ignore_index
-    wrong = flat[counted & ((flat < 0) | (flat >= classes))]
+def check_range(name: str, targets: xp.Array, counted: xp.Array, classes: int) -> None:
+    """Raise AutogradError for a target that counts and is no class."""
+    wrong = targets[counted & ((targets < 0) | (targets >= classes))]
     if wrong.size:
         raise AutogradError(f"{name}: target {int(wrong[0])} is out of range: classes are 0..{classes - 1}")
-    return xp.where(counted, flat, 0), counted
 
 
 def refuse_words(rank: int, indices: xp.Array, words: int) -> None:

@@ -35,7 +35,7 @@ from typing import Any
 from minidist.base.errors import AutogradError, ShapeError, UsageError, quoted
 from minidist.base.limits import check_number
 from minidist.core.autograd.operators import operand
-from minidist.core.autograd.ops.cross_entropy import divisor_and_rows
+from minidist.core.autograd.ops.cross_entropy import checked_targets, divisor_and_rows
 from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array, is_half, upcast
@@ -43,7 +43,6 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.core.parallel.tensor_parallel import vocab_range
-from minidist.nn.ops.refusals import checked_targets
 from minidist.parallel.volume import Volume
 
 

@@ -16,6 +16,7 @@ from minidist.core.autograd.operators import axes_of, operand
 from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
+from minidist.core.base.errors import ShapeError
 
 Reduce = Callable[[xp.Array, str], Any]  # (array, "max" or "sum"): combine the array's numbers over the ranks, in place
 
@@ -49,8 +50,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     """
     if not isinstance(logits, Tensor):
         hooks.operation_checks().refuse_logits(logits)
-    checked = hooks.operation_checks().checked_targets("cross_entropy", logits, targets, ignore_index)
-    flat, counted = checked or (xp.as_array(targets).reshape(-1), None)
+    flat, counted = checked_targets("cross_entropy", logits, targets, ignore_index)
     mean_over = ""
     if divisor.__class__ is not float or not 0 < divisor < inf:
         divisor, mean_over = divisor_and_rows("cross_entropy", divisor, flat, counted)
@@ -149,3 +149,25 @@ def divisor_and_rows(name: str, divisor: float | None, flat: xp.Array, counted: 
         return count or float("nan"), f"{count} rows"
     hooks.operation_checks().check_divisor(name, divisor)
     return float(xp.as_array(divisor).item()), ""  # a NumPy float64 would promote the loss
+
+
+def checked_targets(name: str, logits: Tensor, targets: Any, ignore_index: int) -> tuple[xp.Array, xp.Array | None]:
+    """Return a loss's targets, one per row of the logits, and which rows count (None: all); errors for wrong ones.
+
+    Rows with ignore_index have class 0, so that it can be looked up; their losses have to be multiplied by zero.
+    """
+    targets = xp.as_array(targets.data if isinstance(targets, Tensor) else targets)
+    if targets.shape != logits.shape[:-1] or not logits.shape:
+        raise ShapeError(f"{name}: targets of shape {targets.shape} for logits of shape {logits.shape}")
+    if targets.dtype.kind not in "iu":
+        hooks.operation_checks().refuse_dtype(name, targets)
+    classes, flat = logits.shape[-1], targets.reshape(-1)
+
+    # Without a sign, a negative number is a large one.
+    counted = None
+    inside = 0 <= ignore_index < classes  # the id of a padding token may be a class itself
+    if flat.size and (inside or flat.view(flat.dtype.str.replace("i", "u")).max() >= classes):
+        counted = flat != ignore_index
+        hooks.operation_checks().check_range(name, flat, counted, classes)
+        flat = xp.where(counted, flat, 0)
+    return flat, counted
