@@ -48,7 +48,7 @@ _MODULES = {
     "minidist.core.parallel.dims": ("ParallelDims",),
     "minidist.core.parallel.expert_parallel": ("ExpertParallel",),
     "minidist.core.parallel.fsdp": ("fully_shard", "sharded_parameters", "shards_of"),
-    "minidist.core.parallel.data_parallel": ("GradientReducer", "make_buckets"),
+    "minidist.core.parallel.data_parallel": ("make_buckets",),
     "minidist.core.parallel.model_parallel": ("parallelize_module",),
     "minidist.core.parallel.tensor_parallel": (
         *("RowParallelLinear", "copy_to_tensor_parallel_region", "vocab_parallel_cross_entropy", "vocab_range"),
@@ -63,7 +63,7 @@ _MODULES = {
     "minidist.parallel.context.orders": ("part_order", "sequence_positions"),
     "minidist.parallel.context.ulysses": ("UlyssesAttention",),
     "minidist.parallel.fitting_dims": ("gradient_axes",),
-    "minidist.parallel.data_parallel": ("DistributedDataParallel",),
+    "minidist.parallel.data_parallel": ("DistributedDataParallel", "GradientReducer"),
     "minidist.parallel.tensor.sequence_layers": ("gpt_plan",),
     "minidist.parallel.tensor.sequence_regions": (
         "gather_from_sequence_parallel_region",

@@ -37,6 +37,7 @@ FUNCTIONS = {
     "check_divisible": "minidist.base.errors",
     "check_layout": "minidist.parallel.fitting_dims",
     "check_number": "minidist.base.limits",
+    "check_reducer": "minidist.parallel.replica_guard",
     "check_schedule": "minidist.pipeline.schedules.refusals",
     "check_weights": "minidist.parallel.weights_check",
     "check_whole": "minidist.base.limits",

@@ -36,13 +36,16 @@ class CheckedMessages(PointToPoint):
 
     highest_tag: that a message may name. site: the line of all messages (None: look for the caller's line at each
     message, and take `opened` where there is none). calls_before: what the messages say of the collective calls before
-    this one (see `call_log`).
+    this one (see `call_log`). choices: of a `Comm`, which algorithm "auto" has taken, by operation and bytes. incoming:
+    of a call, the array that it has received in.
     """
 
     highest_tag = MAX_TAG
     site: CallSite | None = None
     opened: CallSite | None = None
     calls_before = bytes(2)
+    choices: dict[tuple[str, int], str] | None = None
+    incoming: Any = None
 
     def wait(self, request: Request) -> np.ndarray:
         if not isinstance(request, Request):

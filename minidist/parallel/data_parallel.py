@@ -1,5 +1,6 @@
 """`DistributedDataParallel` with PyTorch's options, which are not the core's.
 
+    no_sync                  gradients of passes stay local
     find_unused_parameters   a branch of the model that this batch does not use takes part as zeros
     ignored_params           the user takes care of some parameters
     register_comm_hook       another reduction of each bucket, such as a compressed one
@@ -7,8 +8,8 @@
 Proved by: tests/parallel/test_data_parallel.py, tests/parallel/test_unused_parameters.py
 """
 
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from minidist.core.autograd import Parameter
@@ -18,6 +19,24 @@ from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
 from minidist.core.parallel import data_parallel
 from minidist.core.parallel.data_parallel import BUCKET_MEGABYTES, Bucket, operation_of
+
+
+@contextmanager
+def no_sync(reducer: data_parallel.GradientReducer) -> Iterator[None]:
+    """Let the gradients of passes in the block stay local."""
+    before, reducer.synchronizing = reducer.synchronizing, False
+    try:
+        yield
+    finally:
+        reducer.synchronizing = before
+
+
+class GradientReducer(data_parallel.GradientReducer):
+    """The core's class, with `no_sync`."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Let the gradients of passes in the block stay local."""
+        return no_sync(self)
 
 
 class DistributedDataParallel(data_parallel.DistributedDataParallel):
@@ -86,7 +105,7 @@ class DistributedDataParallel(data_parallel.DistributedDataParallel):
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Gradients of passes whose forward runs in the block stay local; the next one outside sums the total."""
-        return self.reducer.no_sync()
+        return no_sync(self.reducer)
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Any]) -> None:
         """Let `hook(state, bucket)` reduce each bucket in place of the all-reduce; see parallel/comm_hooks.py."""

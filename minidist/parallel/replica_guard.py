@@ -13,13 +13,15 @@ Proved by: tests/misuse/test_misuse.py, tests/parallel/test_data_parallel.py
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from math import prod
+from math import inf, prod
+from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
 import numpy as np
 
+from minidist.base.limits import check_number
 from minidist.comm.header import OVER
 from minidist.core.autograd import BackwardPass, Node, Parameter
 from minidist.core.autograd.backward import call_hook
@@ -29,7 +31,8 @@ from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.base.random import fingerprint
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast
-from minidist.core.comm import Comm
+from minidist.core.collectives.calls import ALGORITHMS
+from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
 from minidist.core.parallel.data_parallel import Bucket
@@ -38,18 +41,26 @@ from minidist.parallel.axes_check import check_axes
 
 DIGEST_BYTES = 16  # of the fingerprints of the model's names and shapes and of the settings, which all ranks compare
 
+# Of each wrapper that whole gradients are given to: what every rank must pass equal.
+SETTINGS = {
+    "DistributedDataParallel": ("reduction", "bucket_cap_mb", "algorithm"),
+    "ZeroOptimizer": ("stage", "reduction", "reduce_bucket_size", "algorithm", "alignment"),
+}
+
 _models: "WeakKeyDictionary[Comm, int]" = WeakKeyDictionary()  # communicator -> see `next_model`
 
 
 class ReplicaGuard:
     """Watches one wrapper on one rank. op: "sum" or "avg", of gradients that are summed over `comms` in turn.
 
-        wraps(wrapper, module, flat, settings, *comms)   a wrapper of that name is made, and has sent nothing yet
+        wraps(wrapper, module, flat, settings, *comms)   a wrapper of that name is made, and has sent nothing yet;
+                                                         settings: by name, or the wrapper itself, which has `SETTINGS`
         shards(module, ignored)                          the module is to be sharded, but for ignored parameters
         covers(module, parameters)                       these parameters are taken care of; others are not
         forward_begins(module)                           a pass through it begins; None: through what is covered
         backward_begins(pass, again)                     its gradients will be reduced, again: with earlier ones
-        backward_ended(), forget()                       the gradients of a pass are reduced; an error has ended it
+        backward_ended()                                 the gradients of a pass are reduced
+        recover(state)                                   an error has ended the pass of a sharded model
         frozen, unused(rank, parameter, ...)             it has no bucket and got a gradient, or the other way round
 
     Texts that every rank must have equal: of_bucket(bucket), of_weights(flat), and, of a unit or a shard that the guard
@@ -80,8 +91,11 @@ class ReplicaGuard:
             " another one"
         )
 
-    def wraps(self, wrapper: str, module: Any, flat: FlatParameters, settings: Mapping[str, Any], *comms: Comm) -> None:
+    def wraps(self, wrapper: str, module: Any, flat: FlatParameters, settings: Any, *comms: Comm) -> None:
         check_axes(wrapper, module, flat.parameters, *comms)
+        if wrapper in SETTINGS:
+            unused = {"find_unused_parameters": settings.reducer_type.unused == "zeros"}
+            settings = dict(zip(SETTINGS[wrapper], attrgetter(*SETTINGS[wrapper])(settings), strict=True)) | unused
         check_same_model(flat, comms[0], wrapper, settings)
         # A unit of FSDP is not loaded as a whole.
         if wrapper != "fully_shard":
@@ -132,8 +146,15 @@ class ReplicaGuard:
         if self.statistics is not None and self.statistics.layers:
             self.statistics.combine()
 
-    def forget(self) -> None:
+    def recover(self, state: Any) -> None:
+        """Clean up: nothing stays in flight, and nothing stays whole. state: of the outermost module."""
         self.means = ""
+        if state.reducing is not None:
+            state.reducing[1].wait()
+        state.running = state.reducing = None
+        for inner in (vars(module).get("fsdp_state") for module in state.module.modules()):
+            for unit in inner.units if inner else ():
+                unit.forget()
 
     def frozen(self, rank: int, parameter: Parameter) -> None:
         from minidist.parallel.unreduced import was_frozen
@@ -227,6 +248,15 @@ def refuse_unfrozen(rank: int, parameter: Parameter) -> None:
         f"rank {rank}: parameter {parameter.name!r} was frozen when its module was sharded, so no"
         " optimizer has its shard; set requires_grad before fully_shard, or build and shard the model anew"
     )
+
+
+def check_reducer(operation: str, comm: Comm, algorithm: str, bucket_cap_mb: float) -> None:
+    """Raise UsageError for what a `GradientReducer` cannot use, before the first backward pass would."""
+    if bucket_cap_mb != inf:  # one bucket
+        check_number("bucket_cap_mb", bucket_cap_mb, above=0)
+    if algorithm != "auto":
+        ALGORITHMS[operation][str(algorithm)]  # an unknown name is an error
+    check_communicator(comm, "GradientReducer")
 
 
 def startup_bytes(units: Sequence[int], itemsize: int, ranks: int) -> int:

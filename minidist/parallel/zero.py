@@ -21,7 +21,7 @@ from minidist.optim import LayerwiseOptimizer, Muon
 from minidist.optim.checks import check_optimizer_class
 from minidist.optim.wrapper import OptimizerWrapper
 from minidist.parallel.comm_hooks import register_comm_hook
-from minidist.parallel.data_parallel import not_copied
+from minidist.parallel.data_parallel import no_sync, not_copied
 from minidist.parallel.layer_sums import LayerSums
 from minidist.parallel.shards import clip_shards_
 from minidist.parallel.unused import ZerosShardReducer
@@ -100,7 +100,7 @@ class ZeroOptimizer(OptimizerWrapper, zero.ZeroOptimizer):
         """
         if self.stage == 2:
             raise UsageError("no_sync with stage 2, which keeps no whole gradient between micro-batches; use stage=1")
-        return self.reducer.no_sync()
+        return no_sync(self.reducer)
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Clip by the norm of the whole gradient (see `clip_shards_`); return the norm before.

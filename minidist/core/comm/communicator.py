@@ -101,16 +101,14 @@ class PointToPoint:
     name: of the communicator. context: messages of different contexts never meet. operation: for traces and reports.
     match_key: what both sides of a message must have equal. tag: that of messages that name none; in a collective call
     its number, which all its messages carry. nodes: the ranks node by node, where the links (`TwoLevel`) say them.
-    numbers, last: of a `Comm`, those of its calls, and its last all-reduce where it may be made again. choices: of a
-    `Comm`, which algorithm "auto" has taken, by operation and bytes. incoming: of a call, the array it has received in.
+    numbers: of a `Comm`, those of its calls. last, again: its last all-reduce, and what makes it again (`DirectComm`).
 
     Arrays must be C-contiguous; nothing is copied.
     """
 
     numbers: Any = None
-    last: list[Any] | None = None
-    choices: dict[tuple[str, int], str] | None = None
-    incoming: Any = None
+    last: Any = None
+    again: Any = None
 
     def __init__(self, world: Any, name: str, members: Sequence[int], rank: int) -> None:
         self.world, self.name, self.context, self.members, self.rank = world, name, name, members, rank

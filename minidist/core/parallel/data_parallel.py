@@ -29,9 +29,6 @@ Source: Li et al., PyTorch Distributed, VLDB 2020, section 3.2.
 Proved by: tests/parallel/test_data_parallel.py, tests/parallel/test_gradients.py, tests/misuse/test_misuse.py
 """
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -41,8 +38,8 @@ from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
-from minidist.core.collectives.calls import ALGORITHMS, all_reduce, broadcast
-from minidist.core.comm import Comm, check_communicator
+from minidist.core.collectives import all_reduce, broadcast
+from minidist.core.comm import Comm
 from minidist.core.nn import FlatParameters, Module
 
 BUCKET_MEGABYTES = 25.0  # PyTorch's default
@@ -126,11 +123,7 @@ class GradientReducer(BackwardObserver):
         bucket_cap_mb: float = BUCKET_MEGABYTES,
         guard: Any = None,
     ) -> None:
-        if bucket_cap_mb != math.inf:  # one bucket
-            hooks.check_number("bucket_cap_mb", bucket_cap_mb, above=0)
-        if algorithm != "auto":
-            ALGORITHMS[self.operation][str(algorithm)]  # an unknown name is an error now, not in backward
-        check_communicator(comm, "GradientReducer")
+        hooks.check_reducer(self.operation, comm, algorithm, bucket_cap_mb)
         self.flat, self.comm, self.op, self.algorithm = flat, comm, op, algorithm
         self.node_done = comm.world.progress  # type: ignore[method-assign]  # advances buckets in flight
 
@@ -142,7 +135,7 @@ class GradientReducer(BackwardObserver):
         # The progress of the running pass.
         self.missing = [set[Parameter]() for _ in self.buckets]  # parameters that are not ready yet
         self._begin_anew()
-        self.synchronizing = True  # False while gradients stay local, in `no_sync`
+        self.synchronizing = True  # False while gradients stay local: of micro-batches before a step's last one
         self.graph_synchronizes: bool | None = None  # of the running pass; where it is known, it takes precedence
         self.manually = False  # does the caller call `ready` and `finish`, after any number of passes?
 
@@ -159,15 +152,6 @@ class GradientReducer(BackwardObserver):
         for parameter in self.flat.parameters:
             parameter.observers.append(self)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Let the gradients of passes in the block stay local."""
-        before, self.synchronizing = self.synchronizing, False
-        try:
-            yield
-        finally:
-            self.synchronizing = before
-
     def started(self) -> None:
         """Forget the state of an earlier pass, which an error may have ended; check what this one goes through."""
         self.graph_synchronizes = None
@@ -182,7 +166,7 @@ class GradientReducer(BackwardObserver):
             self.guard.backward_begins(running, again=self.flat.unsynchronized)
 
     def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
-        """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
+        """Note whether this graph of the pass synchronizes; one that does wins over one that does not."""
         # Join the pass first: `started` forgets what the pass before said.
         running.attach(self)
         self.graph_synchronizes = synchronize or bool(self.graph_synchronizes)
@@ -285,13 +269,8 @@ class DistributedDataParallel(Module):
 
         # Equal replicas: the same model on every rank, with rank 0's values.
         self.flat = FlatParameters(module.parameters()) if flat is None else flat
-        settings = {
-            "reduction": reduction,
-            "bucket_cap_mb": bucket_cap_mb,
-            "algorithm": algorithm,
-            "find_unused_parameters": self.reducer_type.unused == "zeros",
-        }
-        guard = equal_replicas("DistributedDataParallel", module, self.flat, settings, comm)
+        self.reduction, self.bucket_cap_mb, self.algorithm = reduction, bucket_cap_mb, algorithm
+        guard = equal_replicas(self, "DistributedDataParallel", module)
 
         # Equal gradients: from here on, plain `loss.backward()` sums them over the ranks.
         self.reducer = self.reducer_type(
@@ -303,16 +282,15 @@ class DistributedDataParallel(Module):
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Return the module's output for this rank's rows; its backward knows whether to sum over ranks."""
         self.reducer.guard.forward_begins(None)
-        # Whether this graph synchronizes is decided by its forward, as in PyTorch: backward may run after `no_sync` has
-        # ended.
+        # Whether this graph synchronizes is decided by its forward, as in PyTorch: backward may run later.
         begins = partial(self.reducer.graph_begins, self.reducer.synchronizing)
         return backward_hooks(self.module(*arguments, **keywords), begins, "output of data parallelism")
 
 
-def equal_replicas(wrapper: str, module: Any, flat: FlatParameters, settings: dict[str, Any], comm: Comm) -> Any:
-    """Give every rank the parameters of rank 0, and return the guard of the wrapper. settings: equal on every rank."""
-    guard = hooks.guard(operation_of(settings["reduction"]), comm)
-    guard.wraps(wrapper, module, flat, settings, comm)
+def equal_replicas(wrapper: Any, name: str, module: Any) -> Any:
+    """Give every rank the parameters of rank 0, and return the guard of a wrapper, called `name`, of `module`."""
+    guard = hooks.guard(operation_of(wrapper.reduction), wrapper.comm)
+    guard.wraps(name, module, wrapper.flat, wrapper, wrapper.comm)
     with purpose("startup"):
-        broadcast(comm, flat.data)
+        broadcast(wrapper.comm, wrapper.flat.data)
     return guard

@@ -42,7 +42,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from minidist.core.autograd import Parameter, ShapeError, Tensor, linear, record
+from minidist.core.autograd import Parameter, Tensor, linear, record
 from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.cross_entropy import divisor_and_rows, softmax_loss
 from minidist.core.autograd.tensor import named_mean
@@ -371,14 +371,10 @@ def vocab_parallel_cross_entropy(
     """
     name = "vocab_parallel_cross_entropy"
     check_communicator(comm, name)
-    if not isinstance(logits, Tensor):
-        hooks.operation_checks().refuse_logits(logits)
     targets = xp.as_array(targets)
-    if targets.shape != logits.shape[:-1]:
-        raise ShapeError(f"{name}: targets of shape {targets.shape} for logits of shape {logits.shape}")
+    hooks.operation_checks().check_split_targets(name, comm.rank, logits, targets, ignore_index, vocab_size)
     flat = targets.reshape(-1)
     counted = flat != ignore_index
-    hooks.operation_checks().check_targets(comm.rank, flat, counted, vocab_size)
     divisor, mean_over = divisor_and_rows(name, divisor, flat, counted)
 
     # Each target's word is on one rank.

@@ -239,16 +239,9 @@ class ZeroOptimizer:
         # Equal replicas, in a flat array with the padding that equal shards need.
         self.comm, self.stage, alignment = comm, stage, defaults.pop("alignment", NORM_BLOCK)
         self.shard = Shard(parameters, comm, alignment)
-        self.flat = self.shard.flat
-        settings = {
-            "stage": stage,
-            "reduction": reduction,
-            "reduce_bucket_size": reduce_bucket_size,
-            "algorithm": algorithm,
-            "alignment": alignment,
-            "find_unused_parameters": self.reducer_type.unused == "zeros",
-        }
-        guard = equal_replicas("ZeroOptimizer", module, self.flat, settings, comm)
+        self.flat, self.reduction, self.algorithm = self.shard.flat, reduction, algorithm
+        self.reduce_bucket_size, self.alignment = reduce_bucket_size, alignment
+        guard = equal_replicas(self, "ZeroOptimizer", module)
 
         # Each rank's optimizer sees its own shard only, so it allocates 1/n of the state.
         self.optimizer = optimizer_class(self.shard.slices(), **defaults)

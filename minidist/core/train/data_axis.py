@@ -19,7 +19,6 @@ Proved by: tests/train/test_sharded.py, tests/train/test_pipelines.py, tests/equ
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,10 +81,6 @@ class DataAxis:
         """Clear the gradients of the previous step."""
         for flat in self.flats:
             flat.zero_grad()
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context in which the gradients of a pass stay on this rank, where a step reduces them once."""
-        return self.reducers[0].no_sync() if self.reducers and not self.each else nullcontext()
 
     def step(self) -> None:
         """Update the weights on every rank of the axis."""

@@ -5,7 +5,7 @@
     update(step)              let the optimizers step
 
 Without a pipeline each data-parallel rank runs its own micro-batches through the model. Gradients are added on this
-rank (`no_sync`) until the last one, in which buckets are reduced over the data axis; ZeRO 2 and 3 reduce in each.
+rank until the last one, in which buckets are reduced over the data axis; ZeRO 2 and 3 reduce in each.
 
 In a pipeline a rank runs its stages by a plan, and each stage has its data axes:
 
@@ -18,7 +18,7 @@ Proved by: tests/train/test_axes.py, tests/train/test_sharded.py, tests/train/te
 """
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 from minidist.core.base import arrays as xp
@@ -54,7 +54,9 @@ class Strategy:
             number = self.axes.dp.rank * m + i
             batch = task.micro_batch(step, number)
             # Gradients are sent while the last backward runs.
-            with task.coordinates(step, number), self.no_sync() if i < m - 1 else nullcontext():
+            if m > 1:
+                self.synchronize(i == m - 1)
+            with task.coordinates(step, number):
                 loss = task.loss(*batch, self.model)
                 comm.advance_clock("forward")
 
@@ -63,12 +65,12 @@ class Strategy:
             losses.append(loss.item())
         return losses
 
-    def no_sync(self) -> AbstractContextManager[Any]:
-        """Return a context in which the gradients of a pass stay on this rank."""
-        stack = ExitStack()
+    def synchronize(self, now: bool) -> None:
+        """Reduce the gradients of the next pass, or keep them on this rank for now."""
         for axis in self.data_axes:
-            stack.enter_context(axis.no_sync())
-        return stack
+            # ZeRO 2 and 3 reduce the gradients of every pass.
+            for reducer in () if axis.each else axis.reducers:
+                reducer.synchronizing = now
 
     def update(self, step: int) -> None:
         """Update the weights with the gradient of a step."""
@@ -105,31 +107,21 @@ class PipelineStrategy(Strategy):
             for reducer in () if axis.each else axis.reducers:
                 reducer.manually, reducer.synchronizing = True, False
 
-        self.current_step = 0
-        flats, reducers, shards = (
+        self.current_step, self.zero, self.data = 0, layout.zero, axes.data
+        flats, self.reducers, self.shards = (
             {number: [each for axis in axes for each in getattr(axis, what)] for number, axes in of_stage.items()}
             for what in ("flats", "reducers", "shards")
         )
         self.stages = [PipelineStage(modules[number], number, flats[number]) for number in own]
-        self.reduction: dict[str, Any] = {
-            "data": axes.data,
-            "reducers": reducers if axes.data.size > 1 or layout.zero else {},
-            "each": layout.zero == 2,
-            "shards": shards if layout.zero >= 2 else None,
-        }
         self.pipe = self.make_pipe(plan)
 
     def make_pipe(self, plan: Plan) -> Pipeline:
         """Return what runs this rank's stages by a plan."""
-        return self.runtime(
-            self.axes.pp,
-            plan,
-            self.stages,
-            self._loss,
-            tied=self.tied,
-            reduce=Reduction(**self.reduction),
-            coordinates=self.coordinates,
-        )
+        reducers = self.reducers if self.axes.data.size > 1 or self.zero else {}
+        shards = self.shards if self.zero >= 2 else None
+        reduce = Reduction(self.data, reducers=reducers, each=self.zero == 2, shards=shards)
+        run, coordinates = self.runtime, self.coordinates
+        return run(self.axes.pp, plan, self.stages, self._loss, tied=self.tied, reduce=reduce, coordinates=coordinates)
 
     def make_plan(self, task: Task, layout: ParallelLayout) -> Plan:
         """Return the plan of a step."""

@@ -39,9 +39,16 @@ def refuse_words(rank: int, indices: xp.Array, words: int) -> None:
     raise UsageError(f"rank {rank}: word {worst} is out of range: the vocabulary has words 0..{words - 1}")
 
 
-def check_targets(rank: int, targets: xp.Array, counted: xp.Array, words: int) -> None:
-    """Raise UsageError for a target that counts and is no word of a vocabulary that ranks have split."""
-    wrong = targets[counted & ((targets < 0) | (targets >= words))]
+def check_split_targets(name: str, rank: int, logits: Any, targets: xp.Array, ignore_index: int, words: int) -> None:
+    """Raise what `cross_entropy` raises for these logits, and UsageError for a target that is no word.
+
+    words: of a vocabulary that ranks have split. A target of ignore_index does not count.
+    """
+    if not isinstance(logits, Tensor):
+        refuse_logits(logits)
+    if targets.shape != logits.shape[:-1]:
+        raise ShapeError(f"{name}: targets of shape {targets.shape} for logits of shape {logits.shape}")
+    wrong = targets[(targets != ignore_index) & ((targets < 0) | (targets >= words))]
     if wrong.size:
         raise UsageError(
             f"rank {rank}: target {int(wrong[0])} is out of range: the vocabulary has words 0..{words - 1}"

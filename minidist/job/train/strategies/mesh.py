@@ -11,7 +11,6 @@ Proved by: tests/train/test_axes.py, tests/train/test_sharded.py, tests/equality
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from typing import Any, Self
@@ -46,9 +45,9 @@ class MeshStrategy(strategy.Strategy):
             for extension in job.extensions:
                 extension.axis_made(axis)
 
-    def no_sync(self) -> AbstractContextManager[Any]:
+    def synchronize(self, now: bool) -> None:
         # A technique may have the gradients of every micro-batch reduced.
-        return nullcontext() if any(each.reduces_each for each in self.job.extensions) else super().no_sync()
+        super().synchronize(now or any(each.reduces_each for each in self.job.extensions))
 
     def update(self, step: int) -> None:
         if self.job.clip is not None:

@@ -53,7 +53,7 @@ class PipelineParallel(strategy.PipelineStrategy, MeshStrategy):
         config, data = self.job.config, self.axes.data
         if trains_alone(config):
             # The ranks of the data axis that update a stage together with this one.
-            self.reduction["data"] = mesh_of_replicas(data, replicas_of(config, data.size))["shard"]
+            self.data = mesh_of_replicas(data, replicas_of(config, data.size))["shard"]
         pipe = super().make_pipe(plan)
         if self.watching is None:
             self.watching = self.observers(plan.stages, pipe.stages)
