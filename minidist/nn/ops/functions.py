@@ -6,11 +6,11 @@ Proved by: tests/autograd/test_operations.py, tests/autograd/test_half.py
 import operator
 from typing import Any
 
+from minidist.base.errors import AutogradError, DtypeError, ShapeError, quoted
 from minidist.core.autograd.operators import axes_of, computed, operand, summed_to, unbroadcast
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast
-from minidist.core.base.errors import AutogradError, DtypeError, ShapeError, quoted
 
 
 def astype(x: Tensor, dtype: Any) -> Tensor:
