@@ -59,7 +59,7 @@ UNSEEN = {"20c", "26c"}
 
 def test_the_exhibit_of_a_technique_that_is_not_there_says_so():
     exhibit = replace(find("127")[0], job=lambda: jobs.train_job(1, 1, setting_of_a_folder=1)())
-    with pytest.raises(UsageError, match=r"exhibit 127 shows a bug in a technique .*unknown setting 'setting_of_a_fold"):
+    with pytest.raises(UsageError, match=r"exhibit 127 shows a bug in a technique .*unknown setting 'setting_of"):
         run_exhibit(exhibit)
 
 
