@@ -20,7 +20,7 @@ LINES = {
     "collectives": 3_899,
     "comm": 6_622,
     "commands": 5_486,
-    "course": 13_591,
+    "course": 13_604,
     "core": 9_289,
     "data": 1_632,
     "debug": 9_624,
