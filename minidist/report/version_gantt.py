@@ -11,7 +11,7 @@ Proved by: tests/commands/test_schedule.py
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import Action, Plan
 from minidist.pipeline.timing import Timing
 from minidist.report.frame import Figure, Style, finish, line, patch
