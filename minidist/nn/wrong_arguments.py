@@ -58,6 +58,26 @@ def refuse_parts(function: str, flat: Any) -> NoReturn:
     )
 
 
+def refuse_layer(layer: object, linear: Any, context: Any) -> NoReturn:
+    """Raise UsageError: a tensor-parallel layer is made without a context, perhaps without a layer that it splits."""
+    name = type(layer).__name__
+    if not hasattr(linear, "weight"):
+        raise UsageError(f"{name} splits a Linear, and got a value of type {type(linear).__name__}; pass the layer")
+    raise UsageError(
+        f"{name} needs a ShardContext, and got a value of type {type(context).__name__}; let parallelize_module make"
+        f" the layer: parallelize_module(model, comm, {{'*.c_fc': {name}}})"
+    )
+
+
+def refuse_parallelize(task: object, layout: object) -> NoReturn:
+    """Raise UsageError: `parallelize` got something else than a task and a layout."""
+    value, kind = (task, "Task") if hasattr(layout, "axes") else (layout, "ParallelLayout")
+    raise UsageError(
+        f"parallelize got a value of type {type(value).__name__} in place of a {kind}; write parallelize(task, comm,"
+        " layout)"
+    )
+
+
 def refuse_function(comm: Any, function: object) -> NoReturn:
     """Raise UsageError: a stream cannot call this."""
     raise UsageError(
