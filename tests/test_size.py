@@ -21,7 +21,7 @@ LINES = {
     "comm": 6_622,
     "commands": 5_486,
     "course": 13_604,
-    "core": 9_289,
+    "core": 9_296,
     "data": 1_632,
     "debug": 9_624,
     "job": 8_459,
