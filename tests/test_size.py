@@ -30,7 +30,7 @@ LINES = {
     "parallel": 5_091,
     "pipeline": 4_593,
     "planning": 5_752,
-    "report": 6_618,
+    "report": 6_695,
     "techniques": 11_682,
 }
 FOLDERS = 16
