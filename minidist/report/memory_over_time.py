@@ -57,12 +57,7 @@ def memory_over_time(
         panel.set_ylim(0, 1.25 * highest / scale)
         panel.margins(x=0.01)
         tidy(panel)
-    if marks and not last:
-        for panel in panels:
-            begins = [event * (len(times) - 1) / len(shown[-1].memory) for event, _ in marks]
-            _mark_parts(panel, [*begins, float(times[-1])], [name for _, name in marks])
-    else:
-        panels[-1].set_xlabel(f"time [{unit}]" if last else "event")
+    _name_axis(panels, f"time [{unit}]" * bool(last), marks, float(times[-1]) / len(shown[-1].memory))
     handles = [patch(colour, name.replace("_", " ")) for name, colour in colours.items()]
     return finish(figure, handles, command, title or "memory over time, by purpose")
 
@@ -91,18 +86,26 @@ def _colours(names: set[str]) -> dict[str, str]:
     return known | dict(zip(own, distinct([*MEMORY.values()], len(MEMORY) + len(own))[len(MEMORY) :], strict=True))
 
 
-def _mark_parts(panel: Any, cuts: Sequence[float], names: Sequence[str]) -> None:
-    """Draw a line where each part begins, and write its name below the axis; one without an event has no name.
+def _name_axis(panels: Any, time: str, marks: Sequence[tuple[int, str]], event: float) -> None:
+    """Name the axis of time, or that of events: by the parts that `marks` names, if any.
 
-    cuts: where the parts begin, and where the last one ends.
+    event: the width of one event on the axis.
     """
-    panel.set_xticks(cuts[:-1], [""] * len(names))
-    middles = {
-        (begin + end) / 2: name for begin, end, name in zip(cuts[:-1], cuts[1:], names, strict=True) if end > begin
-    }
+    if time or not marks:
+        panels[-1].set_xlabel(time or "event")
+        return
+    for panel in panels:
+        _mark_parts(panel, [first * event for first, _ in marks], [name for _, name in marks])
+
+
+def _mark_parts(panel: Any, begins: Sequence[float], names: Sequence[str]) -> None:
+    """Draw a line where each part begins, and write its name below the axis; one without an event has no name."""
+    panel.set_xticks(begins, [""] * len(names))
+    ends = [*begins[1:], panel.dataLim.x1]
+    middles = {(begin + end) / 2: name for begin, end, name in zip(begins, ends, names, strict=True) if end > begin}
     panel.set_xticks(list(middles), list(middles.values()), minor=True, fontsize=8)
     panel.tick_params(axis="x", which="minor", length=0)
-    for begin in cuts[:-1]:
+    for begin in begins:
         panel.axvline(begin, color="#999999", linewidth=0.6, zorder=0)
 
 

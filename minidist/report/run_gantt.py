@@ -6,14 +6,14 @@ Proved by: tests/report/test_pictures.py
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.base.traces import SpanEvent, Trace
 from minidist.report.frame import Figure, Style, finish, name_rows, new_panel, patch, time_unit, visible
 from minidist.report.palette import NAMES, PALETTE, ink, kind_of, shade
-from minidist.report.timeline import compute_of, merged, pairs, waits, without
+from minidist.report.timeline import Interval, compute_of, merged, pairs, waits, without
 
 MAX_RANKS, MAX_BARS = 32, 3000
 
@@ -39,8 +39,7 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
         computing = [(span.start, span.end) for span in spans]
         busy += sum(stop - start for start, stop in merged(computing))
         # Waiting while the stream computes costs nothing, so only the rest is red.
-        blocked = [wait for (owner, _), (waits_of, _) in waiting.items() if owner == rank for wait in waits_of]
-        for start, stop in without(merged(blocked), computing):
+        for start, stop in without(_blocked(waiting, rank), computing):
             if stop > begin:
                 bars.add(rank, max(start, begin), min(stop, end), "blocked", "blocked")
         bars.add_computing(rank, spans)
@@ -56,6 +55,11 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
     more = f", the first {MAX_RANKS} of {len(traces)} ranks" if len(traces) > MAX_RANKS else ""
     said = f"computing and waiting: {100 * idle:.1f} % of the ranks' time computes nothing{more}"
     return finish(figure, visible(bars.used, bars.drawn, longest), command, title or said)
+
+
+def _blocked(waiting: Mapping[tuple[int, str], tuple[list[Interval], list[Interval]]], rank: int) -> list[Interval]:
+    """Return when any stream of the rank waits for a partner."""
+    return merged([wait for (owner, _), (blocked, _) in waiting.items() if owner == rank for wait in blocked])
 
 
 def _extent(traces: Sequence[Trace], rows: dict[int, list[SpanEvent]]) -> tuple[float, float]:

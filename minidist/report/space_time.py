@@ -102,14 +102,21 @@ def space_time(
 
     name_rows(axes, [row_label(rank, lane) for rank, lane in rows], top=-0.6)
     end = (begin + width * (1.12 if stuck else 1.01)) * factor
-    axes.set(xlim=(begin * factor, end), xlabel=f"time [{unit}]" if longest else "")
-    if not longest:
-        axes.set_xticks([])  # no time passes before the deadlock
+    axes.set_xlim(begin * factor, end)
+    _name_time(axes, longest, unit)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     delivered = sum(arrived(pair) for pair in messages)
     said = _title(delivered, longest - begin, stuck, circle)
     return finish(figure, visible(drawing.used, drawing.drawn, drawing.width), command, title or said)
+
+
+def _name_time(axes: Any, longest: float, unit: str) -> None:
+    """Name the axis of time, which has no numbers when no time has passed before a deadlock."""
+    if longest:
+        axes.set_xlabel(f"time [{unit}]")
+    else:
+        axes.set_xticks([])
 
 
 def rows_of(traces: Sequence[Trace]) -> Rows:
