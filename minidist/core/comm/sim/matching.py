@@ -1,11 +1,7 @@
 """Posting, matching and waiting in the simulated world: which send matches which receive, and what the message costs.
 
-post     a send and a receive of one (context, source, destination, tag) meet in the order of their posts, at once
-         when the other side is there already
-deliver  the array is copied once, and a stream that was blocked in a wait can run again
-wait     blocks until the two have met, then advances the clock
-
-The costs are those of the alpha-beta model, with one port in and one port out for each stream of a rank:
+A send and a receive of one (context, source, destination, tag) meet in the order of their posts. The costs are those of
+the alpha-beta model, with one port in and one port out for each stream of a rank:
 
     sender    post ──▶ depart = max(post, out_free)          out_free = depart + o + beta n
     wire      arrival = depart + alpha + beta n
