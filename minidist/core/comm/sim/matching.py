@@ -25,11 +25,10 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_clock.py, tests/com
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
 from minidist.core.base.fibers import Fiber
 from minidist.core.comm.communicator import ANY, PointToPoint, Request, Work
@@ -42,28 +41,23 @@ class LinkModel:
     """Costs of links and of computing. Defaults: 1 µs latency, 10 GB/s links, 100 GFLOP/s and 50 GB/s per rank.
 
     alpha: seconds of latency per message. beta: seconds per byte. flops: floating-point operations per second of a
-    rank. memory_bandwidth: bytes per second of a rank. link: optional `(source, destination) -> (alpha, beta)` in world
-    ranks, for networks whose links differ (fast inside a node, slow across nodes). slowdown: optional `rank -> factor`
-    by which its computing takes longer, for machines that differ. overhead: the seconds of alpha in which the port of
-    the sender, and later that of the receiver, is busy with the message (LogP's o); from 0 to alpha. free_startup:
-    messages of purpose startup, which are sent before the first step, take no time; a dry run measures steps.
+    rank. memory_bandwidth: bytes per second of a rank. overhead: the seconds of alpha in which the port of the sender,
+    and later that of the receiver, is busy with the message (LogP's o); from 0 to alpha.
+
+    cost_of: of `Matching`; None, because all links are equal. `minidist.LinkModel` has links and machines that differ.
     """
+
+    cost_of: ClassVar[Any] = None
 
     alpha: float = 1e-6
     beta: float = 1e-10
     flops: float = 1e11
     memory_bandwidth: float = 5e10
-    link: Callable[[int, int], tuple[float, float]] | None = None
-    slowdown: Callable[[int], float] | None = None
-    overhead: float = 0.0
-    free_startup: bool = False
+    overhead: float = field(default=0.0, kw_only=True)
 
-    def __post_init__(self) -> None:
-        hooks.comm_checks().check_links(self)
-
-    def cost(self, source: int, destination: int) -> tuple[float, float]:
-        """Return (alpha, beta) of the link between two world ranks."""
-        return (self.alpha, self.beta) if self.link is None else self.link(source, destination)
+    def spent(self, rank: int, operations: Sequence[tuple[float, float]], seconds: float) -> float:
+        """Return the seconds that a rank computes: those given, and the time of the operations."""
+        return seconds + (self.seconds(list(operations)) if operations else 0.0)
 
     def seconds(self, operations: list[tuple[float, float]]) -> float:
         """Return the time of a list of operations, each (FLOPs, bytes moved): the roofline, summed."""
@@ -143,17 +137,9 @@ class Matching:
         self.sends, self.receives = state.sends, state.receives
         links = state.links
         self.alpha, self.beta, self.overhead = links.alpha, links.beta, links.overhead
-        self.cost_of: Callable[[SimRequest], tuple[float, float, float]] | None = None
-        if links.link is not None:
-            self.cost_of = self._cost_of_link
+        self.cost_of: Callable[[SimRequest], tuple[float, float, float]] | None = links.cost_of
         self.key_of: Callable[[SimRequest, Key], Key] | None = None
         self.keeps: Callable[[SimRequest, Key], bool] | None = None
-
-    def _cost_of_link(self, request: SimRequest) -> tuple[float, float, float]:
-        """Return the costs of a message whose link differs from others."""
-        pair = request.stream.rank, request.other
-        alpha, beta = self.state.links.cost(*(pair if request.kind == "send" else pair[::-1]))
-        return alpha, beta, self.overhead
 
     def any_source(self) -> int:
         """Return the other rank of a receive from any rank. Only a subclass has such receives: here they wait."""

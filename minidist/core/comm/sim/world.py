@@ -201,9 +201,7 @@ class Sim:
         # The roofline of each operation, or the seconds given; nothing runs meanwhile on this stream.
         stream = self.state.running
         start = stream.time
-        spent = seconds + (self.links.seconds(list(operations)) if operations else 0.0)
-        if self.links.slowdown is not None:
-            spent *= self.links.slowdown(stream.rank)
+        spent = self.links.spent(stream.rank, operations, seconds)
         end = start + spent
         if not start <= end < math.inf:
             raise UsageError(
