@@ -15,7 +15,6 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py
 """
 
 import contextvars
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -203,10 +202,7 @@ class Sim:
         start = stream.time
         spent = self.links.spent(stream.rank, operations, seconds)
         end = start + spent
-        if not start <= end < math.inf:
-            raise UsageError(
-                f"rank {stream.rank}: compute of {end - start:g} s; it must be a finite number of at least 0"
-            )
+        hooks.wrong_arguments().check_clock(stream.rank, start, end)
         stream.time = end
         self.state.traces[stream.rank].add_computed(stream, name, start, spent)
 

@@ -63,8 +63,7 @@ def cut_model(model: Any, stages: int, cuts: Sequence[int] | None = None) -> tup
     the same name in one of them (`nn.gpt.with_own_weight`).
     """
     refusals = hooks.pipeline_refusals()
-    refusals.check_model(model, stages)
-    refusals.check_cuts(len(model.blocks), stages, cuts)
+    refusals.check_model(model, stages, cuts)
     bounds = pairwise(offsets(chunk_sizes(len(model.blocks), stages) if cuts is None else list(cuts)))
     made: list[Module] = [model.stage(a, b, n == 0, n == stages - 1) for n, (a, b) in enumerate(bounds)]
     refusals.check_stages(model, made)
