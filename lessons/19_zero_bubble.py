@@ -43,12 +43,13 @@ h2_guess = predict("wait of stage 0 with ZB-H2", example=3)
 import numpy as np
 
 from minidist import MLP, LinkModel, Pipeline, SimWorld, Tensor, get_schedule, split_model
+from minidist.core.pipeline.plan import Action
 from minidist.course.story import spent, story
 from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show
-from minidist.report.gantt import as_traces, gantt
+from minidist.report.gantt import gantt
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -59,28 +60,41 @@ from minidist.report.gantt import as_traces, gantt
 # The same work three times: F, I and W take 1 each (B is both, 2). Look at the grey between a rank's own
 # actions, which the percentages count, and at the strips below, which show what it costs in activations, from
 # F to W. (W needs only the inputs of its products and the gradients; the rest can go after I.) ZB-H1 pays
-# nothing on its fullest rank. ZB-H2 pays, and ends this *one* step no earlier: its ranks begin and end at
-# different times, and none waits in between.
+# nothing on its fullest rank. ZB-H2 pays, and ends this *one* step no earlier:
 
 # %%
 p, m = 4, 8
 names = ("1f1b", "zb-h1", "zb-h2")
 timings = [time_plan(get_schedule(name).plan(p, m), spans=True) for name in names]
+titles = [f"{t.plan.name.upper()}: a rank waits at most {max(t.idle):.0f}" for t in timings]
 show(
     gantt(
         timings,
         command="minidist schedule 1f1b zb-h1 zb-h2 --stages 4 --microbatches 8 --format svg -o "
         "zero.svg",
+        titles=titles,
     )
 )
 
 # %% [markdown]
-# ZB-H2 gains when the next step begins at once, with no sum over all ranks between the steps (part 10). (Lesson
-# 16 counted the ends of a step, too. So counted, ZB-H1 and ZB-H2 are both idle for 3 of 27.) ZB-H2 as a page to
-# step through, one time after the other: W fills what was idle.
+# No rank of ZB-H2 waits between its actions, but the ranks begin and end at different times. (Lesson 16 counted these
+# ends as well, by which ZB-H1 and ZB-H2 are both idle for 3 of 27.) So ZB-H2 gains when the next step begins at once,
+# with no sum over all ranks between the steps (part 10). Two steps of each, micro-batches 0 to 7 and 8 to 15:
+
 
 # %%
-show(as_traces(timings[-1]), "zb-h2: what each rank computes.")
+def twice(plan):
+    """Two steps of a plan, the second one directly behind the first."""
+    orders = [[Action(item) for item in row] for row in plan.orders]
+    cells = [
+        [f"{a.stage}{a.kind}{a.microbatch + n}" for n in (0, m) for a in row] for row in orders
+    ]
+    return time_plan(from_cells(cells, plan.name), spans=True)
+
+
+two_steps = [twice(timing.plan) for timing in timings[1:]]
+titles = [f"{t.plan.name.upper()}: two steps take {t.makespan:.0f}" for t in two_steps]
+show(gantt(two_steps, command="part 3 of lesson 19", titles=titles))
 
 # %% [markdown]
 # ## 4 The code
@@ -207,7 +221,8 @@ for name in names:
 # %% [markdown]
 # ## 6 Break it
 #
-# Put W off by the same number of micro-batches on every stage, and run that:
+# Put W off **by the same number of micro-batches on every stage**, as one would write it first. Then every rank has
+# the same loop, and that is the mistake. It is run with several numbers; the picture has 4:
 
 
 # %%
@@ -226,6 +241,10 @@ for put_off in (0, 2, 4, 8):
     waits = [wait for wait, _ in SimWorld(p, links=FREE).run(step, plan)]
     print(f"{put_off} put off: ranks wait {waits} s, micro-batches alive {time_plan(plan).peak}")
     assert max(waits) == 2 * idle["zb-h1"]
+    if put_off == 4:
+        alike = time_plan(plan, spans=True)
+titles = ["each W 4 micro-batches after its I, on every stage", "ZB-H1"]
+show(gantt([alike, timings[1]], command="part 6 of lesson 19", titles=titles))
 
 # %% [markdown]
 # More and more activations are alive, up to all eight micro-batches, and the ranks wait as long as before.
@@ -271,13 +290,12 @@ check("19.zero_bubble", solution("19.zero_bubble"))
 # - Put off too few W and ranks wait; put off too many and activations pile up.
 
 # %% [markdown]
-# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
+# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB (85 x 10^9 B), as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. The
-# planner has no schedule with I and W. Where these and F take equally long, (p-1)(F+I-W) is a third of
-# 1F1B's (p-1)(F+I+W), so row 19 has a third of row 17's idle seconds. The memory is that of row 17's
-# first stage, which keeps 16 micro-batches in both. The last stage now keeps 16 as well, and the gradients of
-# its logits. With them it is the fullest, about 72 GB. The wait is more where I takes longer than W, as in
-# attention, which has no weights: a half with I = 2 and F = W = 1.
+# planner has no times for I and W: row 19 takes a third of row 17's idle seconds, because (p-1)(F+I-W) is a third of
+# 1F1B's (p-1)(F+I+W) where the three take equally long. (Where I takes longer than W, as in attention, which has no
+# weights, it is more: a half with I = 2 and F = W = 1.) The fullest card is now one of the last stage, which keeps 16
+# micro-batches as the first one does, and the gradients of their logits as well:
 
 # %%
 story("19")

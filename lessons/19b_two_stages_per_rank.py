@@ -18,9 +18,11 @@
 # first layers, and the last ones with the loss. F, I and W of a half stage take 1 unit each, so a rank computes 6
 # units for a micro-batch, and every 6 units the next one begins.
 #
-# In the schedule V-Half a micro-batch goes through all ranks four times. F takes 2 units from one rank to the
-# next on the way to rank 31, and 1 on the way back; so does I, which starts at the loss on rank 0. How many
-# micro-batches does V-Half keep alive on rank 0? (Two half stages count as one micro-batch.)
+# In the schedule V-Half a micro-batch goes through all ranks four times: **F1**, forward through the first halves,
+# from rank 0 to rank 31; **F2**, forward through the second halves, from rank 31 back to rank 0, where the loss is;
+# then the input gradients, **I2** from rank 0 to rank 31, and **I1** back to rank 0. From one rank to the next F1 and I2
+# take 2 units, F2 and I1 take 1. How many micro-batches does V-Half keep alive on rank 0? (Two half stages count as
+# one micro-batch.)
 
 # %% [markdown]
 # ## 2 Predict
@@ -72,18 +74,18 @@ def timed(name, p, m):
     return time_plan(plan, times_of(plan), spans=True)
 
 
-show(
-    gantt(
-        [timed(name, p, m) for name in ("1f1b", "interleaved", "v-half")],
-        command="part 3 of lesson 19b",
-    )
-)
+timings = [timed(name, p, m) for name in ("1f1b", "interleaved", "v-half")]
+titles = [
+    f"{name}: a rank waits at most {max(timing.idle):.0f} units"
+    for name, timing in zip(("1F1B", "a loop", "V-Half"), timings, strict=True)
+]
+show(gantt(timings, command="part 3 of lesson 19b", titles=titles))
 
 # %% [markdown]
 # ## 4 The code
 #
-# Follow one micro-batch through V-Half, in the middle of a long step. Dark bars are the rank's stage on the way
-# down, light ones its stage on the way up, and the grey line says that an activation of this micro-batch is alive:
+# Follow one micro-batch through V-Half, in the middle of a long step. Dark bars are a rank's first half stage, light ones
+# its second one, and the grey line says that an activation of this micro-batch is alive:
 
 
 # %%
@@ -103,7 +105,8 @@ for rank, passes in enumerate(rows):
         alpha = 1.0 if stage < p else 0.5
         axes.barh(rank, 1, left=start - first, align="center", color="white")
         axes.barh(rank, 1, left=start - first, color=COLOURS[kind], alpha=alpha)
-        axes.text(start - first + 0.5, rank, kind, ha="center", va="center", fontsize=8)
+        name = kind + "12"[stage >= p]
+        axes.text(start - first + 0.5, rank, name, ha="center", va="center", fontsize=6)
 axes.set_yticks(range(p), [f"rank {rank}" for rank in range(p)])
 axes.invert_yaxis()
 axes.set_xlabel("unit")
@@ -120,7 +123,7 @@ show(figure)
 # %%
 def six_units(starts):
     """What a rank does in each of the 6 units, when the four passes start at `starts`."""
-    passes = list(zip(("F down", "F up", "I up", "I down"), starts, strict=True))
+    passes = list(zip(("F1", "F2", "I2", "I1"), starts, strict=True))
     return [" + ".join(name for name, at in passes if at % 6 == unit) or "W" for unit in range(6)]
 
 
@@ -128,9 +131,8 @@ for starts in ((1, 3, 5, 7), (1, 3, 5, 8)):
     print(f"starts {starts}:", *six_units(starts), sep=" | ")
 
 # %% [markdown]
-# In the first one a rank would do two things at once; one unit of waiting at a turn mends it. The
-# three turns are where one of the four passes has gone through all ranks and the next one begins: F
-# down to F up, F up to I up, I up to I down.
+# In the first one a rank would do **two things at once**; one unit of waiting at a turn mends it. The three turns are
+# where one of the four passes has gone through all ranks and the next one begins: F1 to F2, F2 to I2, I2 to I1.
 #
 # A rank begins two activations every 6 units. If both together live for L units, then about **L / 6**
 # half stages are alive at any time. L is the sum of two lifetimes, each from F to W:
@@ -154,7 +156,7 @@ def lifetimes(timing, k):
 # on each rank:
 
 # %%
-print("               lives on rank 0 and on rank 3       L / 6 on each rank      counted")
+print(f"{'':12} {'rank 0':>8} {'rank 3':>8}  {'L / 6':22} counted")
 for name in ("1f1b", "interleaved", "v-half"):
     timing = timed(name, p, 24)
     lives = lifetimes(timing, 12)
@@ -162,17 +164,24 @@ for name in ("1f1b", "interleaved", "v-half"):
     halves = 2 if name == "1f1b" else 1  # 1F1B's one stage is two half stages
     alive = ", ".join(f"{halves * sum(row) / 6:4.1f}" for row in lives)
     counted = [halves * n for n in timing.peak]
-    print(f"{name:12} {both[0]:>10} units {both[1]:>10} units    {alive}    {counted}")
+    print(f"{name:12} {both[0]:>8} {both[1]:>8}  {alive:22} {counted}")
 
 # %% [markdown]
 # 32 + 4 units are 6 half stages. In the loop rank 0 has both stages that begin early, and their activations live
-# long. In a V what lives long on the way down lives briefly on the way up, so all ranks keep the same. And how long
-# that is can be chosen, by the *offsets*: how many units later a pass starts on the next rank, for F down, F up, I up
-# and I down. The smallest, 1 each, are V-Min's; 2 on the way down leaves fewer waits. V-Half's are 2, 1, 2 and 1:
-# where a unit is taken a pass starts later, as the light I does on rank 2 in part 4, 4 units after that on rank 1. L
-# is (p-1) times their sum, 6, and 18 units more for the turns: 36 - 18, 60 - 42, 108 - 90, always 18, in the table
-# below. That is 6 (p+2): p + 2 half stages are alive, or (p+2)//2 micro-batches. Idle times are in units; alive are
-# whole micro-batches:
+# long: a loop keeps more than 1F1B. In a V the first half lives long where the second one lives briefly, so all
+# ranks keep the same.
+#
+# How long that is can be chosen, by the *offsets*: how many units later a pass starts on the next rank, for F1, F2, I2
+# and I1. V-Half's are 2, 1, 2 and 1, and L is (p-1) times their sum, 6, and 18 units more for the turns. (Where a unit
+# is taken a pass starts later, as I2 does on rank 2 in part 4.)
+#
+# | p | 6 (p-1) | turns | L | L / 6 = p + 2 half stages |
+# |---|---|---|---|---|
+# | 4 | 18 | 18 | 36 | 6 |
+# | 8 | 42 | 18 | 60 | 10 |
+# | 16 | 90 | 18 | 108 | 18 |
+#
+# The clock, with idle times in units, and alive in whole micro-batches:
 
 # %%
 names = ("1f1b", "interleaved", "v-half")
@@ -226,7 +235,8 @@ for name in names:
 # %% [markdown]
 # ## 6 Break it
 #
-# The block assumes that F, I and W take the same time. Let I take twice as long, as it does where
+# **Take the block for granted where I takes longer than F.** It assumes that F, I and W take the same time. Let I take
+# twice as long, as it does where
 # texts are long. A rank then computes a third more, and 1F1B and the loop wait a third longer. But
 # V-Half's passes no longer fit into one another: it waits more than twice as long, longer than the loop. The
 # pipelines of part 5 on a clock with both times, and how long the rank waits that waits most:
@@ -244,8 +254,8 @@ assert waits["v-half"] > max(2 * 5, waits["interleaved"])
 # %% [markdown]
 # ## 7 Exercise: the building block of a V
 #
-# Given p and the four offsets, return for each rank when F down, F up, I up and I down of the first
-# micro-batch start (each takes 1). Each of the four moves from rank to rank by exactly its offset, they
+# Given p and the four offsets, return for each rank when F1, F2, I2 and I1 of the first micro-batch start (each
+# takes 1). Each of the four moves from rank to rank by exactly its offset, they
 # follow one another, and when the block repeats every 6 units no rank does two things at once. So at each
 # of the three turns try waits of 0 to 5 units: the four starts must differ modulo 6 on all ranks. W is not
 # part of the answer: it takes the units that are free.
@@ -256,18 +266,11 @@ assert waits["v-half"] > max(2 * 5, waits["interleaved"])
 
 # %%
 def my_block(p, offsets):
-    f_down, f_up, i_up, i_down = offsets
-    rows = []
-    for r in range(p):
-        turn, loss, back = (
-            f_down * (p - 1) + 1,
-            (f_down + f_up) * (p - 1) + 2,
-            (f_down + f_up + i_up) * (p - 1) + 3,
-        )
-        rows.append(
-            (f_down * r, turn + f_up * (p - 1 - r), loss + i_up * r, back + i_down * (p - 1 - r))
-        )
-    return rows
+    f1, f2, i2, i1 = offsets
+    turn, loss, back = f1 * (p - 1) + 1, (f1 + f2) * (p - 1) + 2, (f1 + f2 + i2) * (p - 1) + 3
+    return [
+        (f1 * r, turn + f2 * (p - 1 - r), loss + i2 * r, back + i1 * (p - 1 - r)) for r in range(p)
+    ]
 
 
 check("19b.building_block", my_block)

@@ -35,7 +35,7 @@
 # replica. A sum over two ranks sends an activation's bytes once from each. A guess within a third is good enough.
 
 # %%
-from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
+from minidist.course.lesson import check, predict, reveal, small_job, solution
 
 bytes_guess = predict("bytes from rank 5 to its neighbour in tp, over those in pp", example=4)
 
@@ -94,27 +94,41 @@ for message in (message for trace in traces for message in trace.sent()):
 
 # %%
 grid = np.arange(8).reshape(2, 2, 2)  # pipeline, data, tensor
-axes = (figure := new_figure(6, 2.6)).add_subplot()
-axes.barh([-0.3, -0.3, -1.9, -1.9], 2, 1.3, left=[-0.5, 2.5] * 2, color="#DDDDDD")
-at = {rank: (3 * p + t, -1.6 * d - 0.6 * t) for (p, d, t), rank in np.ndenumerate(grid)}
-for i, (name, colour) in enumerate({"pp": "#4477AA", "dp": "#228833", "tp": "#AA3377"}.items()):
-    for number, (a, b) in enumerate(np.moveaxis(grid, i, -1).reshape(4, 2).tolist()):
-        x, y = zip(at[a], at[b], strict=True)
-        width = max(bytes_between[a, b], bytes_between[b, a]) / 50_000
-        axes.plot(x, y, linewidth=width, color=colour, label="" if number else name)
-for rank, (x, y) in at.items():
-    axes.text(x, y, rank, ha="center", va="center", bbox={"boxstyle": "circle", "color": "white"})
-axes.set_title("8 ranks on four nodes, tp inside a node", fontsize=10, loc="left")
-axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
-axes.set_axis_off()
+COLOURS = {"pp": "#4477AA", "dp": "#228833", "tp": "#AA3377"}
+
+
+def wires(inside):
+    """Draw the ranks on four nodes, with the neighbours on one axis, pp or tp, in each node."""
+    axes = (figure := new_figure(6, 2.6)).add_subplot()
+    axes.barh([-0.3, -0.3, -1.9, -1.9], 2, 1.3, left=[-0.5, 2.5] * 2, color="#DDDDDD")
+    at = {}
+    for (p, d, t), rank in np.ndenumerate(grid):
+        across, within = (p, t) if inside == "tp" else (t, p)
+        at[rank] = 3 * across + within, -1.6 * d - 0.6 * within
+    for i, (name, colour) in enumerate(COLOURS.items()):
+        for number, (a, b) in enumerate(np.moveaxis(grid, i, -1).reshape(4, 2).tolist()):
+            x, y = zip(at[a], at[b], strict=True)
+            width = max(bytes_between[a, b], bytes_between[b, a]) / 50_000
+            axes.plot(x, y, linewidth=width, color=colour, label="" if number else name)
+    for rank, (x, y) in at.items():
+        circle = {"boxstyle": "circle", "color": "white"}
+        axes.text(x, y, rank, ha="center", va="center", bbox=circle)
+    axes.set_title(f"8 ranks on four nodes, {inside} inside a node", fontsize=10, loc="left")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+    axes.set_axis_off()
+    return figure
+
+
+figure = wires("tp")
 show(figure)
 
 # %% [markdown]
-# How much each rank sent to which. The dark cells next to the diagonal are tp; those two away from it are
-# dp, and those four away are pp:
+# The same ranks with the same messages, and the two stages of a pipeline in each node. Now all that is thick leaves
+# the nodes:
 
 # %%
-picture("bytes-matrix", traces, "part 3 of lesson 20", name="pp 2, dp 2, tp 2")
+figure = wires("pp")
+show(figure)
 
 # %% [markdown]
 # ## 4 The code
@@ -267,7 +281,7 @@ check("20.place_ranks", solution("20.place_ranks"))
 #   data 2 (n-1)/n N/(p t) once; pipeline b s h per stage boundary, micro-batch and direction.
 
 # %% [markdown]
-# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
+# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB (85 x 10^9 B), as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 20
 # two cards of a node cut each layer; eight such pairs are the stages, with ZB-H1 as in row 19; and there are
 # four replicas, with ZeRO 1. (Row 14 has cut layers alone.) The last line is row 20 with ZeRO 2:
@@ -280,10 +294,15 @@ spent("20")
 spent("20", schedule="zb-h1", dp=4, zero=2, tp=2, pp=8, sequence_parallel=True)
 
 # %% [markdown]
-# Eight stages wait 0.26 s less than 16, and compute 0.37 s less, because they are less unequal. Messages take 0.17 s
-# more: the sums in the cut layers take 0.55 s, but ZeRO 1 sums gradients once per step and not in every
-# micro-batch, which takes 0.26 s away, and messages between stages take 0.11 s less. ZeRO 1 keeps whole gradients:
-# with ZeRO 2 a card would hold 46.8 GB.
+# | seconds | row 19 | row 20 | difference | because |
+# |---|---|---|---|---|
+# | computing | 13.19 | 12.82 | -0.37 | eight stages are less unequal than 16 |
+# | waiting for other stages | 0.50 | 0.24 | -0.26 | there are fewer of them |
+# | sums in the cut layers | | 0.55 | +0.55 | |
+# | sums of gradients | 0.27 | | -0.26 | ZeRO 1 sums them once per step, not in every micro-batch |
+# | messages between stages | 0.27 | 0.16 | -0.11 | |
+#
+# ZeRO 1 keeps whole gradients; the last line is how much less a card would hold with ZeRO 2.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

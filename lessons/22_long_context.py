@@ -80,8 +80,8 @@ show(report.step(blocks_go_round, 4), "A block of keys and values goes round a r
 
 # %% [markdown]
 # The library's attention, forward and backward. What it computes is counted, and becomes time on
-# the clock: `counter.take()` returns what was computed since the last call. (Which tokens are a rank's,
-# "zigzag", is explained in part 5.)
+# the clock: `counter.take()` returns what was computed since the last call. (A rank has its tokens in "zigzag": one
+# piece from the front of the text and one from the back, for a reason that part 5 gives.)
 
 # %%
 LENGTH, HEADS, SIZE = 512, 4, 16
@@ -100,10 +100,11 @@ def attend(comm):
 
 
 # %% [markdown]
-# In each round a rank computes with the keys that are here (F), while they are already on their way to its right
-# neighbour. A white line ends a round. An arrow ends when the receiver takes the block, after its own F. (The first F
+# In each of four rounds a rank computes with the keys that are here (F), while they are already on their way to its right
+# neighbour. A number begins a round. An arrow ends when the receiver takes the block, after its own F. (The first F
 # also copies q, k and v, and so it is the longest.) In backward (B) the gradients of keys and values follow them
-# round; only their last hop, back to their owner, does not overlap with computing:
+# round; only their last hop, back to their owner, does not overlap with computing, and the last B puts the gradients
+# of q, k and v into one array:
 
 # %%
 world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=1e-11, flops=1e12, memory_bandwidth=1e11))
@@ -113,6 +114,11 @@ figure = draw("space-time", world.traces, header)
 for trace in world.traces:
     ends = [1e6 * span.end for span in trace.spans]  # in µs
     figure.axes[0].vlines(ends, trace.rank - 0.17, trace.rank + 0.17, color="white", zorder=2.5)
+    for name in ("forward", "backward"):
+        rounds = [span for span in trace.spans if span.name == name][:4]
+        for number, span in enumerate(rounds, 1):
+            place = 1e6 * (span.start + span.end) / 2, trace.rank
+            figure.axes[0].text(*place, number, color="white", ha="center", va="center", fontsize=7)
 show(figure)
 
 # %% [markdown]
@@ -243,7 +249,8 @@ for ranks in (2, 3, 4):
 # ## 6 Break it
 #
 # A bug that trains. The small Llama of part 5 counts the tokens of each rank from 0 on, not from the front of
-# the text. `patch.object` replaces the library's function for the time of a run:
+# the text. Which of the two losses is lower after 40 steps, by how much? (`patch.object` replaces the library's function
+# for the time of a run.)
 
 # %%
 right = RotaryEmbedding.forward
@@ -262,8 +269,8 @@ for name, angles in (
 assert not verdict.equal
 
 # %% [markdown]
-# The loss falls as before, and the ranks agree with each other. Only one device shows that it is another model,
-# in which tokens on two ranks have the same place.
+# The losses differ in the third decimal, because so small a model hardly needs places, and the ranks agree with each
+# other. Only one device shows that it is another model, in which tokens on two ranks have the same place.
 
 # %% [markdown]
 # ## 7 Exercise: merge what arrives round the ring
@@ -304,15 +311,14 @@ check("22.ring_attention", solution("22.ring_attention"))
 #   Positions are those of the whole text.
 
 # %% [markdown]
-# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as `minidist
-# plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 22 eight cards share a
+# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB (85 x 10^9 B), as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 22 eight cards share a
 # text and two cut each layer. ZeRO 3 divides the states. A step has as many tokens as before, but each of them sees
-# sixteen times as many others. A token takes 6 N + 6 L h s operations, with N parameters, L layers, width h and texts
-# of s tokens, of which it sees half: 3.99e11 before and 5.20e11 now, 1.3 times as many. The planner counts twice the
-# time, because it takes attention to reach 18 % of the card's peak, and matrix products 65 %. (The 18 % are fitted to
-# texts of 2k to 8k. On an H100 FlashAttention-2 reaches 35 % and FlashAttention-3 up to 75 %, so this is a
-# pessimistic estimate.) And a rank waits for keys and values, whose ring crosses two nodes of eight cards, and for
-# the weights that ZeRO 3 gathers. The last line is the layout of lesson 20, with these texts:
+# sixteen times as many others: a token takes 6 N + 6 L h s operations, with N parameters, L layers, width h and texts
+# of s tokens, 1.3 times as many as before. The planner counts twice the time, because attention reaches a smaller part
+# of a card's peak than matrix products do (its 18 % are pessimistic: FlashAttention-3 reaches up to 75 %). And a rank
+# waits for keys and values, whose ring crosses two nodes of eight cards, and for the weights that ZeRO 3 gathers. The
+# last line is the layout of lesson 20, with these texts:
 
 # %%
 story("22")
@@ -321,7 +327,7 @@ spent("22", schedule="zb-h1", dp=4, zero=1, tp=2, pp=8, sequence_parallel=True)
 
 # %% [markdown]
 # There are no stages in row 22: each of four replicas has eight texts, and all eight would be alive on the
-# first of eight stages, 384.4 GB. In time that layout would be about as fast.
+# first of eight stages, 397.8 GB. In time that layout would be about as fast.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -81,35 +81,23 @@ def one_token_each(comm):
 show(report.step(one_token_each, 4), "Tokens are exchanged for heads on 4 ranks.")
 
 # %% [markdown]
-# The library's attention on four ranks, forward and backward, with what it computes as time on the
-# clock:
+# And with time on the clock: queries, keys and values go in one exchange, attention computes for 15 µs, and the outputs
+# go back. Messages go between all pairs of ranks at once, and none of them while a rank computes:
 
 # %%
 LENGTH, HEADS, SIZE = 512, 16, 4
-KINDS = {"ring": (RingAttention, "zigzag"), "ulysses": (UlyssesAttention, "contiguous")}
 
 
-def attend(comm, attention, order, heads=HEADS):
-    """Attention over LENGTH tokens; returns the places of this rank's tokens, and their outputs."""
-    mine = sequence_positions(LENGTH, comm.rank, comm.size, order)
-    x = np.random.default_rng(0).normal(size=(1, LENGTH, 3 * heads * SIZE))[:, mine]
-    with FlopCounter() as counter:
-        qkv = Tensor(x.astype(np.float32), requires_grad=True)
-        y = attention(comm, LENGTH)(qkv, heads)
-        comm.compute(counter.take(), name="forward")
-        y.backward(np.ones_like(y.data))
-        comm.compute(counter.take(), name="backward")
-    return mine, y.data
+def forward_only(comm):
+    own = np.ones((3, LENGTH // comm.size, HEADS * SIZE), np.float32)  # q, k, v
+    all_to_all(comm, own.ravel())
+    comm.compute(seconds=15e-6, name="forward")
+    all_to_all(comm, own[0].ravel())
 
 
-# %% [markdown]
-# Messages go between all pairs of ranks at once, before and after attention (the long F, and the long B of
-# backward), and none of them while a rank computes. Queries, keys and values are exchanged one after the
-# other; the short F and B between the exchanges copy the columns of one of the three.
-
-# %%
-world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=1e-11, flops=1e12, memory_bandwidth=1e11))
-world.run(attend, *KINDS["ulysses"])
+links = LinkModel(alpha=1e-6, beta=1e-11, flops=1e12, memory_bandwidth=1e11)
+world = SimWorld(4, links=links)
+world.run(forward_only)
 picture("space-time", world, "part 3 of lesson 22b", name="Ulysses")
 
 # %% [markdown]
@@ -144,10 +132,25 @@ for rank, heads in enumerate(SimWorld(3).run(lambda comm: to_heads(comm, own[com
 # ## 5 Check
 #
 # A rank sends four arrays of N/P tokens and h numbers, (P-1)/P of each: 4 N h (P-1)/P² in forward.
-# With as many heads of keys and values as of queries, as here, the ring sends P/2 times as many:
+# With as many heads of keys and values as of queries, as here, the ring sends P/2 times as many. The library's
+# attention of both kinds:
 
 # %%
 width = HEADS * SIZE
+KINDS = {"ring": (RingAttention, "zigzag"), "ulysses": (UlyssesAttention, "contiguous")}
+
+
+def attend(comm, attention, order, heads=HEADS, size=SIZE):
+    """Attention over LENGTH tokens; returns the places of this rank's tokens, and their outputs."""
+    mine = sequence_positions(LENGTH, comm.rank, comm.size, order)
+    x = np.random.default_rng(0).normal(size=(1, LENGTH, 3 * heads * size))[:, mine]
+    with FlopCounter() as counter:
+        qkv = Tensor(x.astype(np.float32), requires_grad=True)
+        y = attention(comm, LENGTH)(qkv, heads)
+        comm.compute(counter.take(), name="forward")
+        y.backward(np.ones_like(y.data))
+        comm.compute(counter.take(), name="backward")
+    return mine, y.data
 
 
 def sent_by(ranks, program):
@@ -170,6 +173,22 @@ for ranks in (2, 4, 8, 16):
 ratio_guess.judge(sent["ring"] / sent["ulysses"])
 
 # %% [markdown]
+# Fewer bytes are not always less time. Forward and backward on four ranks, on the links of lesson 22, with heads of 64
+# numbers in all:
+
+# %%
+for heads, size in ((16, 4), (4, 16)):
+    for kind, (attention, order) in KINDS.items():
+        world = SimWorld(4, links=links)
+        world.run(attend, attention, order, heads, size)
+        print(f"{heads:2} heads of {size:2}, {kind:7}: {1e6 * world.end_time:6.2f} µs")
+
+# %% [markdown]
+# All four make the same products. The ring computes block by block, and writes the scores of a block, one set per head,
+# to memory and reads them again: few heads have few scores, and its messages are hidden. Ulysses takes one device's
+# attention, which is counted as one kernel that keeps its scores on the chip; it copies arrays for its exchanges, and
+# hides no message. So many heads are better for Ulysses here, and few for the ring.
+#
 # In Llama 3.1 8B, 32 heads of queries share 8 heads of keys and values. A ring sends keys and values only;
 # Ulysses sends queries and outputs too, which are four times as many. With g queries to a key the ratio is
 # P/(1+g), so a ring sends fewer numbers on few ranks:
@@ -190,7 +209,7 @@ for ranks in (2, 4, 8):
     assert 5 * sent["ring"] == ranks * sent["ulysses"]
 
 # %% [markdown]
-# On 16 ranks a head of keys would have to go to two ranks. Others do that; this library refuses.
+# On 16 ranks a head of keys would have to go to two ranks, which this library refuses.
 #
 # More ranks than heads need both: groups of U neighbours exchange heads among themselves, and rings
 # of P/U ranks, one from each group, pass keys and values of the same heads round. On 16 ranks with 8 heads the
@@ -252,8 +271,8 @@ assert np.array_equal(back, own)
 
 # %% [markdown]
 # The next layer multiplies these numbers by a weight matrix of the right shape, so nothing raises. Now train with
-# that mistake, a small GPT on four ranks with two tokens and one head each. `patch.object` replaces the library's
-# way back for the time of a run:
+# that mistake, a small GPT on four ranks with two tokens and one head each. Which program has the lower loss after 40
+# steps? (`patch.object` replaces the library's way back for the time of a run.)
 
 # %%
 right_way = UlyssesAttention.to_tokens

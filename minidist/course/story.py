@@ -10,8 +10,9 @@ on 64 cards. Their layouts are the fastest of their kind that fit without recomp
 
 Bytes and seconds are those of the planner, `minidist plan`; a lesson without a layout leaves them as they are. The
 planner has no schedule that divides the backward pass: the idle seconds of ZB-H1 are 1F1B's times the ratio of the two
-plans' idle times. All rows are in 16 bits, with gradients added up in float32: 2 + 4 + 12 B per parameter.
-With ZeRO 3 it is 4 + 4 + 8 B, because a rank's part of the weights is the float32 copy of the optimizer.
+plans' idle times, and its last stage keeps as many micro-batches as its first one. All rows are in 16 bits, with
+gradients added up in float32: 2 + 4 + 12 B per parameter. With ZeRO 3 it is 4 + 4 + 8 B, because a rank's part of the
+weights is the float32 copy of the optimizer.
 
 Proved by: tests/course/test_story.py
 """
@@ -72,6 +73,28 @@ class Chapter:
             ]
             idle *= waits[0] / waits[1]
         return time.compute, sum(time.exposed.values()), idle
+
+    def memory(self, plan: Plan) -> tuple[float, float]:
+        """Return the bytes of the fullest card, and the planner's estimate, by which the layout fits or not.
+
+        The estimate adds half of what norms and activation functions keep when they are not fused, and what the device
+        needs.
+        """
+        if self.schedule is None:
+            return plan.fullest.peak, plan.fit.central
+        layout, job, stages = plan.layout, plan.job, plan.memory
+        first, last, kept = stages[0], stages[-1], min(layout.pp, layout.microbatches)
+        unfused = (first.likely(job) - first.peak) / kept
+
+        # The last stage puts off W: of all its micro-batches but one it keeps what the first stage keeps of each, the
+        # inputs of the last norm and of the output matrix, and the gradients of the logits.
+        tokens = layout.micro_batch * job.length // layout.cp
+        inputs = 4 * tokens * job.model.width // (layout.tp if layout.sequence_parallel else 1)
+        gradients = 2 * tokens * job.model.vocabulary // layout.tp
+        more = (kept - 1) * (first.by_kind["activations"] / kept + inputs + gradients)
+        device = plan.fit.central - plan.fullest.likely(job)
+        last_estimate = last.likely(job) + more + (kept - 1) * unfused + device
+        return max(first.peak, last.peak + more), max(plan.fit.central, last_estimate)
 
 
 def chapter(
@@ -165,8 +188,9 @@ def row(of: Chapter) -> str:
     plan = of.plan
     numbers = " " * 25
     if plan is not None:
-        gigabytes, fits = plan.fullest.peak / 1e9, "yes" if plan.fits else "no"
-        numbers = f"{plan.layout.ranks:5} {gigabytes:6.1f} {fits:>4} {sum(of.times(plan)):7.2f}"
+        peak, estimate = of.memory(plan)
+        fits = "yes" if estimate <= plan.machine.memory else "no"
+        numbers = f"{plan.layout.ranks:5} {peak / 1e9:6.1f} {fits:>4} {sum(of.times(plan)):7.2f}"
     return f"{of.lesson}  {of.change:42}{numbers:25}  {of.limit}"
 
 
@@ -214,9 +238,9 @@ def spent(lesson: str, schedule: str | None = None, **layout: Any) -> None:
     stages = f", for other stages {idle:.2f} s" if idle else ""
     print(f"{name}: computes {compute:.2f} s, waits for messages {messages:.2f} s{parts}{stages}", end="; ")
 
-    # The planner's estimate, by which a layout fits or not, adds to the fullest card's bytes half of what norms and
-    # activation functions keep when they are not fused, and what the device needs. It is told where this decides.
-    decide = not plan.fits and plan.fullest.peak < plan.fit.machine.memory
+    # The estimate is told where it decides.
+    peak, estimate = of.memory(plan)
+    decides = peak < plan.machine.memory < estimate
     added = "half of what unfused norms and activations would keep, and 1 GB for the device"
-    more = f", {plan.fit.central / 1e9:.1f} GB with {added}: it does not fit" if decide else ""
-    print(f"at most {plan.fullest.peak / 1e9:.1f} GB on each of {plan.layout.ranks} cards{more}")
+    more = f", {estimate / 1e9:.1f} GB with {added}: it does not fit" if decides else ""
+    print(f"at most {peak / 1e9:.1f} GB on each of {plan.layout.ranks} cards{more}")

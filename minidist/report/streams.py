@@ -9,7 +9,7 @@ Proved by: tests/report/test_pictures.py
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.base.traces import MessageEvent, Trace
+from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.core.base.errors import UsageError
 from minidist.report.frame import Figure, Style, byte_text, finish, name_rows, new_panel, patch, time_unit
 from minidist.report.palette import MESSAGES, NAMES, PALETTE, distinct, ink, kind_of
@@ -36,8 +36,7 @@ def streams(
     if not 0 <= rank < len(traces):
         raise UsageError(f"the run has no rank {rank}; its ranks are 0..{len(traces) - 1}")
     spans = traces[rank].spans
-    computing = [span for span in spans if span.category == "compute"]
-    crossing = [span for span in spans if span.category == "offload"]
+    computing, crossing = _by_place(spans)
     bars = _bars(traces, rank)
     rows = _rows(bool(bars), bool(crossing), {span.name for span in computing})
     begin = earliest(traces)  # of one step of many: not at zero
@@ -84,6 +83,12 @@ def streams(
     return finish(figure, used.values(), command, title or f"rank {rank}: {hidden}")
 
 
+def _by_place(spans: Sequence[SpanEvent]) -> tuple[list[SpanEvent], list[SpanEvent]]:
+    """Return the spans that compute, and those that cross the link to the host: of HostPool, or of its two names."""
+    crossing = [span for span in spans if span.category == "offload" or span.name in LINK]
+    return [span for span in spans if span.category == "compute" and span.name not in LINK], crossing
+
+
 def _rows(messages: bool, crossing: bool, computed: set[str]) -> list[str]:
     """Return the names of the rows; send and receive are empty rows of a rank that communicates with nobody at all."""
     host = [place for name, place in PLACES.items() if name in computed]
@@ -118,9 +123,7 @@ def _bands(bars: Sequence[Bar]) -> tuple[dict[str, float], float]:
 def exposed(traces: Sequence[Trace], rank: int) -> float:
     """Return the seconds in which the rank communicates, or waits for a message, and computes nothing."""
     # Communication is the union of all messages and transfers; what is left of it outside all computing is exposed.
-    spans = traces[rank].spans
-    computing = [(span.start, span.end) for span in spans if span.category == "compute"]
-    crossing = [(span.start, span.end) for span in spans if span.category == "offload"]
+    computing, crossing = ([(span.start, span.end) for span in of] for of in _by_place(traces[rank].spans))
     communicating = merged([*((start, end) for _, start, _, end, *_ in _bars(traces, rank)), *crossing])
     return sum(end - start for start, end in without(communicating, computing))
 

@@ -108,6 +108,21 @@ def test_the_numbers_are_those_of_the_planner(lesson, capsys):
     assert found["time"]["step_seconds"] == pytest.approx(plan.time.seconds)
 
 
+def test_the_last_stage_of_zb_h1_is_the_fullest():
+    """It keeps 16 micro-batches as the first one does, and for each but one the gradients of its logits."""
+    (of,) = (chapter for chapter in CHAPTERS if chapter.lesson == "19")
+    peak, estimate = of.memory(of.plan)
+    first, last = of.plan.memory[0], of.plan.memory[-1]
+    tokens, width, words = LENGTH, of.plan.job.model.width, of.plan.job.model.vocabulary
+    kept = first.by_kind["activations"] / 16 + 4 * tokens * width + 2 * tokens * words
+    assert peak == pytest.approx(last.peak + 15 * kept)
+    assert of.plan.fullest.peak < peak < estimate < of.plan.machine.memory
+    assert f"{peak / 1e9:.1f}  yes" in table("19").splitlines()[-1]
+    # Without a schedule the numbers are the planner's.
+    (of,) = (chapter for chapter in CHAPTERS if chapter.lesson == "17")
+    assert of.memory(of.plan) == (of.plan.fullest.peak, of.plan.fit.central)
+
+
 def test_the_seconds_of_a_row_and_of_another_layout(capsys):
     spent("11")
     spent("11", dp=64, zero=1)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from datetime import date
 
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 
 from minidist.comm import call_site
 from minidist.core.base.errors import DeadlockError, MismatchError, UsageError
-from minidist.course.lesson import check, examine, expect, solution
+from minidist.course.lesson import check, examine, expect, mpi_leg, solution
+from minidist.course.lesson.answer_process import Job
 from minidist.course.lesson.exercise import Case, find
 from minidist.course.lesson.mpi_leg import mpiexec
 from minidist.course.lesson.runner import Limits
+from minidist.course.lesson.transport import Packed, dumps, dumps_of_exercise
 from tests.cases import each
 from tests.lesson.par_table import run
 
@@ -272,6 +275,46 @@ def test_a_rank_that_waits_for_ever_under_mpiexec_only_is_reported():
     result = examine("03.by_sendrecv", hangs_in_processes)
     assert not result.passed
     assert "only here" in result.text
+
+
+@needs_mpi
+def test_a_busy_machine_refuses_no_right_answer_under_mpiexec(monkeypatch):
+    """A rank that gets no processor is one that sleeps: the others see no progress, or the job does not end."""
+
+    def starved(comm, outgoing):
+        if comm.world.kind == "mpi" and comm.rank == 0:
+            time.sleep(2)
+        return our_by_sendrecv(comm, outgoing)
+
+    exercise, places = find("03.by_sendrecv"), tuple(sys.path)
+    cases = [case for case in exercise.cases() if case.ranks == 3][:1]
+    arguments = exercise, Packed(dumps(starved)), cases, mpiexec(), places
+    monkeypatch.setattr(mpi_leg, "TIMEOUT", 0.5)
+    assert mpi_leg.run_under_mpi(*arguments) == ("", "also correct on 3 ranks")
+    monkeypatch.setattr(mpi_leg, "AGAIN", 1)
+    assert "no progress on rank" in mpi_leg.run_under_mpi(*arguments)[0]
+    monkeypatch.setattr(mpi_leg, "GIVE_UP", 0.1)
+    problem, note = mpi_leg.run_under_mpi(*arguments)
+    assert problem == ""
+    assert note == "not judged, because 3 ranks had not ended after 0.1 s; check again"
+
+
+@needs_mpi
+def test_a_rank_that_computes_without_end_under_mpiexec_only_is_stopped(tmp_path):
+    def endless(comm, outgoing):
+        while comm.world.kind == "mpi" and comm.rank == 0:
+            pass
+        return our_by_sendrecv(comm, outgoing)
+
+    exercise = find("03.by_sendrecv")
+    inputs = [[dumps_of_exercise(exercise.arguments(Case(3, 4), rank)) for rank in range(3)]]
+    job = Job(exercise.task, Packed(dumps(endless)), tuple(sys.path), (), 60.0, None)
+    (tmp_path / "job").write_bytes(dumps_of_exercise((job, inputs)))
+    program = f"from minidist.course.lesson import mpi_leg as leg; leg.COMPUTE = 2; leg.main({str(tmp_path)!r})"
+    command = [mpiexec(), "-n", "3", sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert ended.returncode != 0
+    assert "still running after 2 s of computing" in ended.stdout + ended.stderr
 
 
 @needs_mpi

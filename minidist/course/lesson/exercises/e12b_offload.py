@@ -45,7 +45,7 @@ class Run:
 
     def step(self, piece: int, gradient: np.ndarray) -> np.ndarray:
         self.known(piece)
-        self.comm.compute(seconds=self.seconds, name="optimizer")
+        self.comm.compute(seconds=self.seconds, name="host step")
         self.host[piece] -= 0.5 * gradient
         return self.host[piece]
 

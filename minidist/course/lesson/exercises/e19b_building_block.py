@@ -29,7 +29,7 @@ def shortest_lifetimes(p: int, offsets: Sequence[int]) -> int:
     for waits in product(range(1, 7), repeat=3):
         units = np.sort((way + before + np.array([0, *np.cumsum(waits)])) % 6, axis=1)
         if np.diff(units, axis=1).all():
-            found.append((p - 1) * sum(offsets) + sum(waits) + waits[1])  # between F up and I up both chunks live
+            found.append((p - 1) * sum(offsets) + sum(waits) + waits[1])  # between F2 and I2 both chunks live
     return min(found)
 
 
@@ -50,7 +50,7 @@ def check_answers(case: Case, answers: Sequence[Any]) -> str:
             return f"from rank {rank} to rank {rank + 1} the four passes are {steps} apart, not {offsets}"
     for rank, row in enumerate(rows):
         if list(row) != sorted(set(row)):
-            return f"rank {rank} starts {tuple(row)}, but F down, F up, I up and I down follow one another"
+            return f"rank {rank} starts {tuple(row)}, but F1, F2, I2 and I1 follow one another"
     for rank, row in enumerate(rows):
         if len({start % 6 for start in row}) < 4:
             return f"rank {rank} starts {tuple(row)}: repeated every 6 units, two of these fall on the same unit"
