@@ -319,6 +319,6 @@ story("00")
 # | `send`, `recv` | MPI `Send`, `Recv`; PyTorch `dist.send`, `dist.recv` |
 # | `add_up` | MPI `Allreduce`; PyTorch `dist.all_reduce`; done for you by `DistributedDataParallel` |
 #
-# Next: [02 What a step keeps in memory](02_what_a_step_costs.ipynb). Side room: [00b Autograd in an
-# hour](00b_autograd_in_an_hour.ipynb). On the paths of an hour and of an evening 03 is next. All lessons
+# Next: [02 What a step keeps in memory](02_what_a_step_costs.ipynb). Side room: [00b
+# Autograd](00b_autograd_in_an_hour.ipynb). On the paths of an hour and of an evening 03 is next. All lessons
 # are in the [index](README.md).

@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # 00b Autograd in an hour
+# # 00b Autograd
 #
 # *30 minutes. Before it: 00, the chain rule.*
 #

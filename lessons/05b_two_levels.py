@@ -188,13 +188,13 @@ for nodes in ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2, 4, 6], [1, 3, 5, 7]]):
 # ## 7 Exercise: two levels on machines of unequal size
 #
 # `machines[r]` is the machine of rank r. The machines have different numbers of ranks, so the chunks of
-# part 4 do not fit, and one rank of each machine may send its whole sum. (On the machines of part 1 this would
-# be 1,000,000 B x 2 ns = 2 ms on the slow link, and an L-th is 0.5 ms.) Return the sum of all ranks' arrays, on
-# every rank. A message inside a machine takes no time here; between machines it takes 10 µs, and 10 ns per byte.
-# Judged: right sums, and that they take no longer than this ring of one rank from each machine.
+# part 4 do not fit. But the smallest machine has k ranks, and so k ranks of every machine can each sum a k-th of
+# the array with the others' at the same time. Return the sum of all ranks' arrays, on every rank. A message inside
+# a machine takes no time here; between machines it takes 10 µs, and 10 ns per byte. Judged: right sums, and that
+# they take no longer than k rings between the machines, which run at the same time.
 #
-# Calls of `all_reduce` and of `broadcast` (rank 0's array to all) are allowed, but the algorithms "two_level" and
-# "auto" are not: they are what you write.
+# Calls of `all_reduce` and of `broadcast(comm, array, root)`, which copies the root's array to all, are allowed, but
+# the algorithms "two_level" and "auto" are not: they are what you write.
 
 
 # %%

@@ -199,8 +199,8 @@ assert off == 0
 # A stale gradient is right, but late: after τ more updates the correction is still on its way, so it is made
 # up to τ + 1 times, and must be a small one. For a loss λw²/2, a learning rate a and a delay of τ updates the
 # steps w ← w - a λ w(τ updates ago) are stable only while
-# **aλ < 2 sin(π / (4τ + 2))** (Levin and May 1976). For the losses of part 4 λ is 1. Four equal workers with `asp` have
-# τ = 3, as each sees its weights again after the pushes of the other three. A learning rate just below the
+# **aλ < 2 sin(π / (4τ + 2))** (Levin and May 1976). For the losses of part 4 λ is 1. Four equal workers with `asp`
+# have τ = 3, as each sees its weights again after the pushes of the other three. A learning rate just below the
 # limit, and one just above it; the lowest point of the four losses together is at 2.5:
 
 # %%

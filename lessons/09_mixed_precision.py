@@ -186,6 +186,8 @@ for precision in ("fp32", "fp16", "bf16"):
     runs[precision] = run = worlds[precision].run(train_job, job_in(precision))[0]
     first, last = run.losses[0], run.losses[-1]
     print(f"{precision}: loss {first:.3f} -> {last:.3f}, steps skipped: {run.skipped}")
+scale = runs["fp16"].measured["loss_scale"]["scale"]
+print(f"the loss scale of fp16 after the run: 2^{np.log2(scale):.0f}")
 
 # %% [markdown]
 # float16 is two steps behind. What one rank holds between two steps, as parameters + gradients + optimizer state, its

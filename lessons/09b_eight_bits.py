@@ -22,19 +22,17 @@
 #
 # The inputs of each layer are rounded, too, and on three ranks each rank sees other inputs and would choose
 # another grid. So after every step the ranks agree on the smallest and the largest input of two layers, in one
-# all-reduce of four numbers of 8 B. How many bytes do the three ranks send for it in a step, all together?
+# all-reduce of four numbers of 8 B.
 
 # %% [markdown]
 # ## 2 Predict
 #
-# The error is largest halfway between two points. An all-reduce of an array sends 2 (n-1) times its bytes, all
-# ranks together (lesson 04).
+# The error is largest halfway between two points.
 
 # %%
 from minidist.course.lesson import check, predict, reveal, solution
 
 error_guess = predict("times as large a rounding error with 3 bits as with 8", example=2)
-bytes_guess = predict("bytes of all ranks to agree, in a step", example=64, unit="B")
 
 # %%
 from copy import deepcopy
@@ -244,7 +242,6 @@ world = SimWorld(3)
 (model, parallel), (_, second), _ = world.run(train, int8=True, steps=40)
 sent = sum(trace.bytes_by_purpose()["quantization_range"] for trace in world.traces)
 print(f"ranges: {sent / 40:,.0f} B from all ranks in a step; 2 (n-1) 4 x 8 B = {2 * 2 * 4 * 8}")
-bytes_guess.judge(sent / 40)
 assert sent == 40 * 2 * (3 - 1) * 4 * 8
 
 # %% [markdown]

@@ -184,8 +184,9 @@ bytes_guess.judge(bytes_of["everywhere"] / bytes_of["owner"], within=0.1)
 # The owners are chosen so that all compute about as much, and here no owner has a part of its matrix already. So every
 # element travels twice, and the bytes of the ranks are unequal.
 #
-# The arithmetic is that of one device, so the bits are, too. `compare_rank` trains a job on these ranks and on one
-# device, and compares every array of each step:
+# `compare_rank` trains a job on these ranks and on one device, and compares every array of each step, bit for bit.
+# The one device computes the micro-batches of the ranks one after the other and adds them in the order of the ranks
+# (lesson 04b); as one matrix product over all rows it would have other last bits:
 
 # %%
 for form in ("owner", "everywhere"):

@@ -67,7 +67,7 @@ from minidist.report.tiles import model_tiles, tiles_figure
 # all-reduces of the activations per layer and micro-batch, for which all ranks wait; so t stays
 # within the fastest links.
 #
-# A small GPT of one layer on two ranks. The colour shows which rank holds a tile; grey is held by both.
+# A small GPT of one layer on four ranks. The colour shows which rank holds a tile; grey is held by all.
 # The attention's matrices are `c_attn` (Q, K and V side by side) and `attn.c_proj`. Each of the three
 # is cut, so that a rank has whole heads. The MLP's are `c_fc` and `mlp.c_proj`: look how the columns of
 # the first meet the rows of the second. Before the layer are the embeddings, `wte` of the tokens, which
@@ -75,12 +75,12 @@ from minidist.report.tiles import model_tiles, tiles_figure
 # and not drawn.
 
 # %%
-tiles = model_tiles("gpt", tp=2, width=16, heads=4)
+tiles = model_tiles("gpt", tp=4, width=16, heads=4)
 show(
     tiles_figure(
         tiles,
-        title="a GPT layer on 2 ranks",
-        command="minidist tiles --tp 2 --width 16 --heads 4 -o tiles.svg",
+        title="a GPT layer on 4 ranks",
+        command="minidist tiles --tp 4 --width 16 --heads 4 -o tiles.svg",
     )
 )
 
@@ -269,8 +269,8 @@ check("14.parallel_mlp", solution("14.parallel_mlp"))
 #   t ranks), whatever the size of the weights: best for few tokens and huge layers.
 
 # %% [markdown]
-# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 14
+# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB (85 x 10^9 B),
+# as `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 14
 # four cards of a node cut each layer, and ZeRO 2 divides gradients and optimizer state over the 16 such
 # groups. What is whole in a layer, such as the inputs of the norms, is cut by tokens (side room
 # [14b](14b_sequence_and_vocabulary.ipynb)):

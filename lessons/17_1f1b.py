@@ -74,11 +74,16 @@ from minidist.report.gantt import as_traces, gantt
 p, m = 4, 8
 plans = {name: get_schedule(name).plan(p, m) for name in ("gpipe", "1f1b")}
 timings = [time_plan(plan, spans=True) for plan in plans.values()]
+titles = [
+    f"{name}: a rank is idle for {timing.bubble_of_total:.0%} of the time"
+    for name, timing in zip(("GPipe", "1F1B"), timings, strict=True)
+]
 show(
     gantt(
         timings,
         command="minidist schedule gpipe 1f1b --stages 4 --microbatches 8 --format svg -o "
         "pipes.svg",
+        titles=titles,
     )
 )
 
@@ -213,7 +218,7 @@ assert alive == [min(m, p - s) for s in range(p)]
 # memory does not grow with m:
 
 # %%
-print("  m   idle of total: gpipe, 1f1b   alive on stage 0: gpipe, 1f1b")
+print("  m   idle part: gpipe, 1f1b       alive on stage 0: gpipe, 1f1b")
 for count in (2, 4, 8, 32, 128):
     both = [time_plan(get_schedule(name).plan(p, count)) for name in ("gpipe", "1f1b")]
     idle, held = [t.bubble_of_total for t in both], [t.peak[0] for t in both]
@@ -297,15 +302,15 @@ check("17.one_f_one_b", solution("17.one_f_one_b"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **p-1-s forwards, then one forward and one backward in turn**: GPipe's bubble, (p-1)/(m+p-1) of total, with
+# - **p-1-s forwards, then one forward and one backward in turn**: GPipe's bubble, (p-1)/(m+p-1) of the time, with
 #   **min(m, p-s)** micro-batches alive on stage s instead of m. (p-s counts the forward of the first
 #   pair.)
 # - So take m much larger than p. What is left of the bubble: B split in two (lesson 19), or more
 #   stages per rank (lesson 19b).
 
 # %% [markdown]
-# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. Row 17
+# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB (85 x 10^9 B),
+# as `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. Row 17
 # has the stages of row 16. Now at most 16 of a replica's 128 texts are alive, so that micro-batches can
 # be small and many. Rows 14 and 17 wait for different things:
 

@@ -33,6 +33,8 @@ slowest_guess = predict("slowest stage of the best cut", example=10, unit="ms")
 step_guess = predict("time of a step with the best cut", example=300, unit="ms")
 
 # %%
+from itertools import combinations, pairwise
+
 import numpy as np
 
 from minidist import MLP, Pipeline, SimWorld, Tensor, get_schedule, split_model
@@ -128,6 +130,22 @@ step_guess.judge(timed(best).makespan, within=0.05)
 # The slowest stage takes 9 ms for each of twelve micro-batches, 108 ms. In the lower picture rank 1 waits 22 ms
 # together: 2 ms before its first forward, 11 ms for its first gradient, 3 and 2 ms between its last backwards, and
 # 4 ms at the end. That is less than one micro-batch takes in the other stages, 6 + 9 + 8 ms.
+
+# %% [markdown]
+# And with less memory? Stage s keeps 4 - s micro-batches, so a card that has room for 6, 8 or 12 activations of a layer
+# allows some cuts only. The best of those:
+
+# %%
+every_cut = [
+    [b - a for a, b in pairwise((0, *places, len(COSTS)))]
+    for places in combinations(range(1, len(COSTS)), 3)
+]
+for room in (6, 8, 12):
+    allowed = [
+        sizes for sizes in every_cut if max((4 - s) * n for s, n in enumerate(sizes)) <= room
+    ]
+    sizes = min(allowed, key=lambda sizes: (max(stages_of(COSTS, sizes)), timed(sizes).makespan))
+    print(f"room for {room:2}: {sizes}, a step takes {timed(sizes).makespan:.0f} ms")
 
 # %% [markdown]
 # Where a model is cut changes no bit of its gradients. This is an MLP of eight layers, of which each rank has

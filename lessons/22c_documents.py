@@ -21,13 +21,8 @@
 #
 # The text is cut over four ranks, as in lesson 22. Which keys a rank's queries see depends now on where the
 # documents end, and a ring would carry many blocks to ranks that see nothing of them. Llama 3 gathers the keys and
-# values of all ranks, and lets a mask decide. What does that cost? A rank sends blocks, each with its keys, its
-# values, or the gradients of either:
-#
-# - a ring: keys and values in forward; in backward keys, values and their gradients, and a last hop of the
-#   gradients;
-# - all-gather: keys and values in forward; in backward only their gradients, summed by a reduce-scatter,
-#   because the keys and values of all ranks are still there.
+# values of all ranks, and lets a mask decide. All ranks keep them until backward, so that only their gradients travel
+# then, summed by a reduce-scatter.
 #
 # How many times as many bytes as a ring does an all-gather send, both ways together? And how many GB of keys and
 # values do the 32 layers of Llama 3.1 8B keep until backward? Each has 8 heads of them, with 128 numbers of 2 B.
@@ -35,8 +30,8 @@
 # %% [markdown]
 # ## 2 Predict
 #
-# Count blocks on P = 4 ranks. In lesson 22 a ring sent 2 (P-1) of them forward and 2 (2P-1) backward. For the
-# second number, a layer has keys and values, of 32,768 tokens. (The library's ring refuses documents.)
+# Count blocks on P = 4 ranks: keys, values, or the gradients of either. In lesson 22 a ring sent 2 (P-1) of them forward
+# and, with their gradients and the last hop, 2 (2P-1) backward. For the second number, a layer has keys and values, of 32,768 tokens. (The library's ring refuses documents.)
 
 # %%
 from minidist.course.lesson import check, predict, reveal, small_job, solution
@@ -48,7 +43,15 @@ memory_guess = predict("gathered keys and values of all layers", example=50, uni
 import numpy as np
 from matplotlib.colors import ListedColormap
 
-from minidist import RingAttention, SimWorld, Tensor, all_gather, sequence_positions
+from minidist import (
+    FlopCounter,
+    LinkModel,
+    RingAttention,
+    SimWorld,
+    Tensor,
+    all_gather,
+    sequence_positions,
+)
 from minidist.job.equality.compare import compare_rank
 from minidist.parallel.context import AllGatherAttention, document_ids
 from minidist.report import show
@@ -99,13 +102,22 @@ axes.set_title("which query sees which key", fontsize=10, loc="left")
 show(figure)
 
 # %% [markdown]
-# The squares of each rank. With documents zig-zag balances the work no longer; here it is as good as one part
-# after the other:
+# With documents zig-zag balances the work no longer. Ten texts of 512 tokens on four ranks, in which a separator ends a
+# document after 40 tokens on average; the number of keys that each query sees is the work:
 
 # %%
-for order in ("zigzag", "contiguous"):
-    pairs = [int(sees[sequence_positions(16, rank, 4, order)].sum()) for rank in range(4)]
-    print(f"{order:10}: pairs {pairs}, idle share {1 - sum(pairs) / (4 * max(pairs)):.3f}")
+idle = {"contiguous": [], "zigzag": []}
+for seed in range(10):
+    ends = np.random.default_rng(seed).random(512) < 1 / 40
+    begins = np.maximum.accumulate(np.where(np.r_[True, ends[:-1]], np.arange(512), 0))
+    keys_seen = np.arange(512) - begins + 1
+    for order, shares in idle.items():
+        pairs = [keys_seen[sequence_positions(512, rank, 4, order)].sum() for rank in range(4)]
+        shares.append(1 - np.mean(pairs) / max(pairs))
+for order, shares in idle.items():
+    print(
+        f"{order:10}: idle {np.mean(shares):.0%} on average, {min(shares):.0%} to {max(shares):.0%}"
+    )
 
 # %% [markdown]
 # ## 4 The code
@@ -152,29 +164,44 @@ print(f"max |4 ranks - one device| = {np.abs(outputs - attention(q, k, v, sees))
 def attend(comm, kind):
     mine = sequence_positions(512, comm.rank, comm.size, "zigzag")
     qkv = np.random.default_rng(0).normal(size=(1, 512, 3 * 64))[:, mine]
-    y = kind(comm, 512)(Tensor(qkv, requires_grad=True), 4)  # 4 heads of 16 numbers
-    y.backward(np.ones_like(y.data))
+    with FlopCounter() as counter:
+        y = kind(comm, 512)(Tensor(qkv, requires_grad=True), 4)  # 4 heads of 16 numbers
+        comm.compute(counter.take(), name="forward")
+        y.backward(np.ones_like(y.data))
+        comm.compute(counter.take(), name="backward")
 
 
 # %% [markdown]
-# With P ranks the all-gather sends 4 (P-1) blocks and the ring 2 (P-1) + 2 (2P-1):
+# With P ranks the all-gather sends 4 (P-1) blocks and the ring 2 (P-1) + 2 (2P-1). How long a step waits for messages is
+# the time on the links of lesson 22 less that on links that take none:
 
 # %%
 for ranks in (2, 4, 8, 16):
-    sent = {}
+    sent, waits = {}, {}
     for kind in (AllGatherAttention, RingAttention):
-        world = SimWorld(ranks)
-        world.run(attend, kind)
+        ends = []
+        for alpha, beta in ((0.0, 0.0), (1e-6, 1e-11)):
+            links = LinkModel(alpha=alpha, beta=beta, flops=1e12, memory_bandwidth=1e11)
+            world = SimWorld(ranks, links=links)
+            world.run(attend, kind)
+            ends.append(1e6 * world.end_time)
+        waits[kind] = ends[1] - ends[0]
         sent[kind] = sum(world.traces[0].bytes_by_purpose().values())
     share = sent[AllGatherAttention] / sent[RingAttention]
-    print(f"{ranks:2} ranks: all-gather sends {share:.2f} times a ring's bytes, both ways")
+    print(
+        f"{ranks:2} ranks: all-gather sends {share:.2f} times a ring's bytes, both ways; ", end=""
+    )
+    print(f"waits {waits[AllGatherAttention]:.1f} µs, the ring {waits[RingAttention]:.1f} µs")
     assert abs(share - 2 * (ranks - 1) / (3 * ranks - 2)) < 1e-9
     if ranks == 4:
         bytes_guess.judge(share, within=0.05)
 
 # %% [markdown]
-# The share goes from a half to two thirds. And what the layers of Llama 3.1 8B keep, with as many heads of keys
-# and values as of queries, and with its 8. Few heads make gathering cheap, in bytes and in memory:
+# The share goes from a half to two thirds. And still the all-gather waits longer on few ranks, because the ring's
+# messages travel while it computes; on 16 ranks a block is computed faster than it travels.
+#
+# What the layers of Llama 3.1 8B keep, with as many heads of keys and values as of queries, and with its 8. Few heads
+# make gathering cheap, in bytes and in memory:
 
 # %%
 for heads in (32, 8):

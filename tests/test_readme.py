@@ -93,6 +93,8 @@ LONG = {
     "mpiexec -n 4 minidist train --dp 4 --steps 5",
     "mpiexec -n 4 python mpi_examples/2_data_parallel/data_parallel_gpt.py",
     "minidist plan --model llama-3.1-70b --seq 8192 --ranks 32,64,128 --global-batch 512 --tokens 2e12 --price 2.5",
+    "minidist plan --model llama-3.1-70b --seq 8192 --gpu h100 --ranks 256 --global-batch 512",
+    "minidist report runs/mine.jsonl -o runs/mine.html",
     "python lessons/00_start_here.py",
     "mpiexec -n 4 python ranks.py",
     "minidist compare --matrix --sample 4",

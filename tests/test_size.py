@@ -16,22 +16,22 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 4_160,
+    "base": 4_166,
     "collectives": 3_899,
-    "comm": 6_606,
-    "commands": 5_488,
+    "comm": 6_602,
+    "commands": 5_475,
     "course": 13_604,
     "core": 9_352,
     "data": 1_632,
     "debug": 9_624,
-    "job": 8_485,
+    "job": 8_456,
     "nn": 3_663,
     "optim": 1_635,
-    "parallel": 5_091,
+    "parallel": 5_088,
     "pipeline": 4_593,
     "planning": 5_734,
-    "report": 6_618,
-    "techniques": 11_633,
+    "report": 6_616,
+    "techniques": 11_635,
 }
 FOLDERS = 16
 SETTINGS = 40  # of every job; those of a technique are in its folder

@@ -7,15 +7,17 @@ from minidist.core.comm import Comm
 
 
 def two_level_sum(comm: Comm, array: np.ndarray, machines: list[int]) -> np.ndarray:
-    """Sum inside each machine, then over one rank of each, which passes the sum on inside its machine."""
+    """Sum inside each machine, then each part over one rank of each machine, which passes it on inside."""
     inside = comm.split(machines[comm.rank])
-    is_leader = inside.rank == 0
-    leaders = comm.split(is_leader)
+    across = comm.split(inside.rank)  # the ranks with the same number on all machines
+    smallest = min(machines.count(machine) for machine in machines)
     total = array.copy()
+    parts = np.array_split(total, smallest)
     all_reduce(inside, total)
-    if is_leader:
-        all_reduce(leaders, total)
-    broadcast(inside, total)
+    if inside.rank < smallest:
+        all_reduce(across, parts[inside.rank])
+    for number, part in enumerate(parts):
+        broadcast(inside, part, number)
     return total
 
 

@@ -71,11 +71,11 @@ class FlopCounter(Watcher):
         if out.node is not None:
             each = [(flops, nbytes)] * len(sources) if of_vjps is None else of_vjps
             # In the order of the node: inputs, then parameters. A frozen input costs nothing.
-            needed = [(source.node, c) for source, c in zip(sources, each, strict=True) if source.node is not None]
-            if out.node.weights:
-                parameters = dict(out.node.weights)
-                needed.sort(key=lambda pair: pair[0] in parameters)
-            out.node.costs = [c for _, c in needed]
+            parameters, of_inputs, of_parameters = dict(out.node.weights), list[Any](), list[Any]()
+            for source, of_vjp in zip(sources, each, strict=True):
+                if source.node is not None:
+                    (of_parameters if source.node in parameters else of_inputs).append(of_vjp)
+            out.node.costs = of_inputs + of_parameters
 
     def input_gradient(self, gradient: Any, cost: tuple[int, int] | None) -> None:
         """Count it; nothing is known of an operation that was recorded before the counter."""

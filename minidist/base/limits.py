@@ -25,6 +25,7 @@ MAX_COUNT = 10**15  # of anything that is only counted, such as steps or element
 MAX_VALUE = 1e30  # of a time, a rate or a number of bytes; sums and squares of more do not fit a float
 MIN_VALUE = 1e-30  # of one that is not zero; a quotient by less does not fit a float
 MAX_DIGITS = 18  # of a whole number that is written as text
+BOOL = "bool"  # the name of Python's class, and of NumPy's, which not every user of this file has loaded
 
 
 def check_ranks(ranks: int, flag: str = "--ranks", most: int = MAX_RANKS) -> None:
@@ -46,14 +47,9 @@ def whole_number(text: str) -> int | None:
 
 def check_flag(name: str, value: Any) -> bool:
     """Return what is on or off as a bool; raise UsageError unless it is True or False."""
-    if not _is_bool(value):
+    if type(value).__name__ != BOOL:
         raise UsageError(f"{name}={quoted(value)}; it must be True or False")
     return bool(value)
-
-
-def _is_bool(value: Any) -> bool:
-    """Return whether a value is a bool of Python or of NumPy, which not every user of this file has loaded."""
-    return type(value).__name__ == "bool"
 
 
 def is_size(number: float) -> bool:
@@ -103,6 +99,6 @@ def check_whole(name: str, value: Any, least: int = 0) -> int:
         number = operator.index(value)
     except TypeError:
         number = least - 1
-    if _is_bool(value) or number < least:
+    if type(value).__name__ == BOOL or number < least:
         raise UsageError(f"{name}={quoted(value)}; it must be a whole number of at least {least}")
     return number

@@ -12,6 +12,7 @@ Proved by: tests/comm/test_conformance.py, tests/base/test_trace_file.py, tests/
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,6 +108,15 @@ class Trace:
     def messages_by_purpose(self) -> dict[str, int]:
         """Messages that this rank sent, by purpose."""
         return dict(Counter(self.counts) + Counter(message.purpose for message in self.sent()))
+
+
+def sent_by_purpose(traces: Iterable[Trace]) -> tuple[Counter[str], Counter[str]]:
+    """Return the bytes that all ranks sent, by purpose, and the messages: each is counted once, at its sender."""
+    nbytes, messages = Counter[str](), Counter[str]()
+    for trace in traces:
+        nbytes.update(trace.bytes_by_purpose())
+        messages.update(trace.messages_by_purpose())
+    return nbytes, messages
 
 
 def signature(message: MessageEvent) -> tuple[Any, ...]:

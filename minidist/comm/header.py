@@ -163,13 +163,12 @@ def is_of_replicas(operation: str) -> bool:
     return _REPLICA.search(operation) is not None
 
 
-def check_record(record: bool | str) -> None:
-    """Raise UsageError unless it says what a world is to keep: every event, none, or the bytes by purpose."""
+def check_watching(record: bool | str, checks: bool | str) -> None:
+    """Raise UsageError for what a world cannot keep or check.
+
+    record: every event, none, or "totals", the bytes by purpose. checks: all, none, or those of "headers" alone.
+    """
     if record not in (True, False, "totals"):
         raise UsageError(f'record={quoted(record)}; it must be True, False or "totals"')
-
-
-def check_checks(checks: bool | str) -> None:
-    """Raise UsageError unless it says what a world is to check: all, nothing, or the headers of messages alone."""
     if checks not in (True, False, "headers"):
         raise UsageError(f'checks={quoted(checks)}; it must be True, False or "headers"')

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from minidist.base.errors import UsageError, nearest, quoted
-from minidist.commands.command import Argument, Group, Option, Result, json_or_table, say
-from minidist.commands.flags import above_zero, command_line, picture_file, whole_numbers, within_limits
+from minidist.commands.command import Argument, Group, Option, Result, command_line, json_or_table, say
+from minidist.commands.flags import above_zero, picture_file, whole_numbers, within_limits
 
 bench = Group("Measure ratios in one interleaved run.")
 Rounds = Annotated[int, Option(min=1, help="interleaved rounds")]

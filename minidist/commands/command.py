@@ -17,6 +17,7 @@ Proved by: tests/commands/test_command.py, tests/commands/test_cli.py
 import inspect
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -123,6 +124,11 @@ def json_or_table(function: Callable[..., Result | None]) -> Callable[..., None]
 def say(text: str = "") -> None:
     """Print a line for people on standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+def command_line() -> str:
+    """Return this command as a person would type it."""
+    return "minidist " + shlex.join(sys.argv[1:])
 
 
 # --- the parameters of a function -------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Annotated
 
 from minidist.comm.launched import launched_rank
-from minidist.commands.command import Argument, Option, Result, json_or_table, say
-from minidist.commands.flags import Timeout, command_line, within_limits
+from minidist.commands.command import Argument, Option, Result, command_line, json_or_table, say
+from minidist.commands.flags import Timeout, within_limits
 from minidist.commands.options import (
     DeepSpeed,
     DeviceName,

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from minidist.base.memory import MEMORY_PURPOSES
 from minidist.base.meta import creating_meta
+from minidist.base.traces import sent_by_purpose
 from minidist.comm import SimWorld
 from minidist.core.comm import Comm
 from minidist.job.config.deepspeed import Translation
@@ -118,10 +119,7 @@ def _counted(config: TrainConfig, size: int) -> _Counted:
 
     world = SimWorld(size, checks=valued, record="totals")
     results: list[TrainResult] = world.run(program)
-    nbytes, messages = Counter[str](), Counter[str]()
-    for trace in world.traces:
-        nbytes.update(trace.bytes_by_purpose())
-        messages.update(trace.messages_by_purpose())
+    nbytes, messages = sent_by_purpose(world.traces)
     return _Counted(nbytes, messages, results)
 
 

@@ -3,7 +3,6 @@
 Proved by: tests/commands/test_flags.py, tests/commands/test_endings.py
 """
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,11 +53,6 @@ def described_model(model: str | Path) -> "Architecture":
     for sentence in found.approximations:
         print(sentence, file=sys.stderr)
     return found
-
-
-def command_line() -> str:
-    """Return this command as a person would type it."""
-    return "minidist " + shlex.join(sys.argv[1:])
 
 
 def whole_numbers(text: str, name: str) -> list[int]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.file_format import format_of
 from minidist.base.limits import check_count
-from minidist.commands.command import Option, Result, grouped, json_or_table, say
-from minidist.commands.flags import command_line, described_model, one_of
+from minidist.commands.command import Option, Result, command_line, grouped, json_or_table, say
+from minidist.commands.flags import described_model, one_of
 
 if TYPE_CHECKING:
     from minidist.planning.cluster.fit import Fit

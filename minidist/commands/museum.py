@@ -6,8 +6,8 @@ Proved by: tests/museum/test_museum.py
 from pathlib import Path
 from typing import Annotated
 
-from minidist.commands.command import Argument, Option, Result, json_or_table, say
-from minidist.commands.flags import command_line, picture_file
+from minidist.commands.command import Argument, Option, Result, command_line, json_or_table, say
+from minidist.commands.flags import picture_file
 from minidist.core.base.errors import UsageError
 
 

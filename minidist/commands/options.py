@@ -77,7 +77,7 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
             written.update(read_overrides(overrides or ()))
             settings.update({name: value for name, value in written.items() if name not in given})
             _written.set(frozenset(written))
-        job = TrainConfig.make(**settings)
+        job = TrainConfig(**settings)
         if print_config:
             print(as_toml(job, given_settings()))
             return None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError, counted, quoted_path
 from minidist.base.trace_file import write_traces
+from minidist.base.traces import sent_by_purpose
 from minidist.comm.launched import launched_rank
 from minidist.comm.launching import Outcome, execute, under_mpiexec, writable
 from minidist.core.comm import Comm
@@ -169,8 +170,6 @@ def _check_metrics(path: Path, trace: Path | None, config: TrainConfig) -> None:
 
 def settings_to_agree_on(command: str, config: TrainConfig) -> dict[str, Any]:
     """Return what every process of mpiexec must have equal: the command, its settings, and the content of its data."""
-    if not under_mpiexec():
-        return {}
     settings = {flag(name): value for name, value in config.model_dump().items()}
     # The same data may have another path on another host.
     del settings["--data"]
@@ -181,7 +180,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
     """Write the trace, unless `path` is None, and return what was sent, with its closed form."""
     results: list[TrainResult] = outcome.results
     batches = resolve_batches(config, outcome.size)
-    first, (measured, messages) = results[0], _sent(outcome)
+    first, (measured, messages) = results[0], sent_by_purpose(outcome.traces)
     closed = _closed_form(config, batches, results) | _checkpoint_bytes(config, outcome.size, first)
     # How often algorithms are measured for --reduction auto depends on time, so those bytes have no closed form.
     table = {
@@ -221,16 +220,6 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         [line for extension in extensions for line in extension.lines(entries)],
         messages,
     )
-
-
-def _sent(outcome: Outcome) -> tuple[Counter[str], Counter[str]]:
-    """Return the bytes that all ranks sent, by purpose, and the messages."""
-    measured: Counter[str] = Counter()
-    messages: Counter[str] = Counter()
-    for trace in outcome.traces:
-        measured.update(trace.bytes_by_purpose())
-        messages.update(trace.messages_by_purpose())
-    return measured, messages
 
 
 def _closed_form(config: TrainConfig, batches: Batches, results: list[TrainResult]) -> dict[str, int]:
@@ -360,17 +349,17 @@ def _run(
     record: bool | str = True,
 ) -> Outcome:
     """Run what each rank does, after a check that all processes of mpiexec have the same settings."""
+    if not under_mpiexec():
+        return execute(main, ranks=size, timeout=timeout, eager_bytes=eager_bytes, record=record)
+    from minidist.comm.mpi.agreement import check_same_settings  # simulated ranks need nothing of MPI's
+
     settings = settings_to_agree_on(command, config)
 
     def checked(comm: Comm) -> Any:
-        if settings and comm.world.kind == "mpi":
-            from minidist.comm.mpi.agreement import check_same_settings  # simulated ranks need nothing of MPI's
-
-            check_same_settings(comm, settings)
+        check_same_settings(comm, settings)
         return main(comm)
 
-    ranks = None if under_mpiexec() else size
-    return execute(checked, ranks=ranks, timeout=timeout, eager_bytes=eager_bytes, record=record)
+    return execute(checked, timeout=timeout, eager_bytes=eager_bytes, record=record)
 
 
 def mesh_of(dims: ParallelDims) -> dict[str, int]:

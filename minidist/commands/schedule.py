@@ -16,8 +16,8 @@ from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.base.limits import whole_number
 from minidist.comm.launching import writable
-from minidist.commands.command import Argument, Exit, Json, Option, grouped, say
-from minidist.commands.flags import above_zero, command_line, one_of
+from minidist.commands.command import Argument, Exit, Json, Option, command_line, grouped, say
+from minidist.commands.flags import above_zero, one_of
 
 if TYPE_CHECKING:
     from minidist.core.pipeline.plan import Plan

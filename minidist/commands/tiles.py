@@ -6,8 +6,8 @@ Proved by: tests/report/test_tiles.py
 from pathlib import Path
 from typing import Annotated
 
-from minidist.commands.command import Option, Result, json_or_table, say
-from minidist.commands.flags import command_line, picture_file
+from minidist.commands.command import Option, Result, command_line, json_or_table, say
+from minidist.commands.flags import picture_file
 from minidist.core.base.errors import UsageError
 
 

@@ -68,7 +68,7 @@ def load_dataset(spec: str) -> Dataset:
     """
     if not isinstance(spec, str):
         raise UsageError(f"load_dataset({quoted(spec)}); pass the name of a dataset, such as 'pydoc' or 'text:FILE'")
-    spec, *stages = (part.strip() for part in spec.split("|"))
+    spec, *stages = map(str.strip, spec.split("|"))
     return with_stages(_source(spec), stages) if stages else _source(spec)
 
 

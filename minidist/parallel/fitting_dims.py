@@ -3,8 +3,6 @@
 Proved by: tests/parallel/test_dims.py
 """
 
-from math import prod
-
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, Mesh
 from minidist.core.parallel.dims import ParallelDims
@@ -17,10 +15,9 @@ def dims_of(ranks: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp: 
     does not divide dp.
     """
     # The product must be the number of ranks; without dp, it must divide it.
-    asked = {name: degree for name, degree in (("pp", pp), ("dp", dp), ("cp", cp), ("tp", tp)) if degree is not None}
-    product = prod(asked.values())
+    product = pp * cp * tp * (1 if dp is None else dp)
     if (ranks != product) if dp is not None else (ranks % product):
-        raise UsageError(_mismatch(asked, ranks, product))
+        raise UsageError(_mismatch({"pp": pp, "dp": dp, "cp": cp, "tp": tp}, ranks, product))
 
     # Experts are split over data-parallel ranks, so ep is a factor of dp and not of the product.
     dp = ranks // product if dp is None else dp
@@ -61,9 +58,9 @@ def gradient_axes(mesh: Mesh) -> Comm:
     return mesh[tuple(name for name in mesh.axis_names if name in ("dp", "cp"))]
 
 
-def _mismatch(asked: dict[str, int], ranks: int, product: int) -> str:
+def _mismatch(asked: dict[str, int | None], ranks: int, product: int) -> str:
     """Return one sentence: what was asked for, the missing factor, and the nearest settings that fit."""
-    named = {name: degree for name, degree in asked.items() if degree > 1 or (name == "dp" and product == 1)}
+    named = {name: n for name, n in asked.items() if n and (n > 1 or (name == "dp" and product == 1))}
     flags = " ".join(f"--{name} {degree}" for name, degree in named.items())
     choices = []
 
@@ -74,7 +71,7 @@ def _mismatch(asked: dict[str, int], ranks: int, product: int) -> str:
             choices.append(f"use --{name} {ranks // others}")
 
     # ... or change the number of ranks.
-    if "dp" in asked:
+    if asked["dp"] is not None:
         choices[1:] = [f"start {product} ranks"]
     else:
         choices += [f"start {n} ranks" for n in (ranks // product * product, (ranks // product + 1) * product) if n]

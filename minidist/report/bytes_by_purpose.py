@@ -5,7 +5,7 @@ Proved by: tests/report/test_pictures.py
 
 from collections.abc import Mapping, Sequence
 
-from minidist.base.traces import Trace
+from minidist.base.traces import Trace, sent_by_purpose
 from minidist.report.frame import Figure, byte_text, finish, name_rows, new_panel, patch
 from minidist.report.palette import PALETTE
 
@@ -16,11 +16,7 @@ def table_of(
     traces: Sequence[Trace], closed_form: Mapping[str, float] | None = None
 ) -> dict[str, dict[str, float | None]]:
     """Return {purpose: {"measured": bytes sent by all ranks, "closed_form": those of the formula, or None}}."""
-    # What all ranks sent, summed over the run; every message is counted once, at its sender.
-    measured: dict[str, int] = {}
-    for trace in traces:
-        for purpose, nbytes in trace.bytes_by_purpose().items():
-            measured[purpose] = measured.get(purpose, 0) + nbytes
+    measured, _ = sent_by_purpose(traces)
     formula = closed_form or {}
 
     # A purpose of the formula that was never measured is a row too: it would be a missing message.

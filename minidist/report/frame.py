@@ -137,7 +137,7 @@ def time_unit(longest: float) -> tuple[float, str]:
 def byte_text(nbytes: float) -> str:
     """Return 1,536 B, 24 kB, 1.2 MB: decimal units, as everywhere in minidist (GB = 1e9)."""
     for factor, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if nbytes >= 10 * factor or (nbytes >= factor and nbytes % (factor / 10) == 0):
+        if nbytes >= factor and (nbytes >= 10_000 or nbytes % 100 == 0):
             return f"{nbytes / factor:.4g} {name}"
     return f"{nbytes:,.0f} B"
 

@@ -275,6 +275,8 @@ class _Drawing:
             tail = edge, self.rows[event.rank, event.lane] + 0.12
             head = edge, self.rows[event.peer, "main"] - 0.12
             bow, colour = -0.4 if head[1] > tail[1] else 0.4, PALETTE["blocked"]
+            if event.peer == event.rank:  # the short way from a line to itself needs a wider bow
+                bow = 2.5
             shape: Style = {"arrowstyle": "-|>,head_length=6,head_width=3", "connectionstyle": f"arc3,rad={bow}"}
             gid, label = ("circle", "wait-for circle") if inside else ("wait", "waits for")
             arrow = FancyArrowPatch(tail, head, **shape, **style, color=colour, gid=gid, clip_on=False, zorder=5)

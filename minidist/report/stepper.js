@@ -99,10 +99,10 @@
     if (steps[0].from !== undefined) arrays.forEach((row, rank) => {
       rankY.push(y + 12);
       parts += `<text x="4" y="${y + 16}">rank ${rank}</text>`;
-      spots.push(row.map(array => {
-        const where = [];
-        parts += cells(array, y, where) + `<text class="faint" x="4" y="${y + 30}">${escaped(array.about)}</text>`;
-        y += Math.max(array.lines * ROW, ROW + 10);
+      spots.push(row.map((array, number) => {
+        const where = [], name = y + (number ? 16 : 30);  // the first one's is below the rank
+        parts += cells(array, y, where) + `<text class="faint" x="4" y="${name}">${escaped(array.about)}</text>`;
+        y += Math.max(array.lines * ROW, number ? 0 : ROW + 10);
         return where;
       }));
       y += row.length ? 6 : ROW;

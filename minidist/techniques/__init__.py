@@ -7,7 +7,7 @@ deleting the folder deletes the technique with its flags, rules and bytes. `--ex
 user's file.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -108,13 +108,10 @@ def sums_buckets(config: Any) -> bool:
     return any(extension.sums_buckets for extension in of_job(config))
 
 
-def wrapper_options(config: Any, extensions: Iterable[Extension] | None = None) -> dict[str, Any]:
-    """Return the arguments that techniques give to what wraps the model on the data axis.
-
-    extensions: of a job that is built; None: what follows from the settings alone.
-    """
+def wrapper_options(config: Any) -> dict[str, Any]:
+    """Return the arguments that techniques give to what wraps the model on the data axis."""
     options: dict[str, Any] = {}
-    for extension in of_job(config) if extensions is None else extensions:
+    for extension in of_job(config):
         options |= extension.wrapper_options(config)
     return options
 

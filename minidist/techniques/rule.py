@@ -40,6 +40,11 @@ class Rule(NamedTuple):
         )
 
 
+def changed(name: str, where: Value) -> Value:
+    """Return a condition: the setting differs from its default in a job for which `where` is true."""
+    return lambda job: job.is_changed(name) and where(job)
+
+
 def without_effect(name: str, effective: Value, other: str, *, switch: bool = False) -> Rule:
     """Return the rule FLAG-without-effect, which refuses a setting elsewhere. other: what it belongs to.
 
@@ -48,7 +53,7 @@ def without_effect(name: str, effective: Value, other: str, *, switch: bool = Fa
     flag = "--" + name.replace("_", "-")
     return Rule(
         f"{name.replace('_', '-')}-without-effect",
-        lambda job: job.is_changed(name) and not effective(job),
+        changed(name, lambda job: not effective(job)),
         f"{flag if switch else f'{flag} {{{name}}}'} has no effect here, because it belongs to {other}",
         "add that, or leave it out",
     )

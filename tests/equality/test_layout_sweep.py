@@ -22,10 +22,13 @@ PLAIN = {"pp": 1, "dp": 1, "cp": 1, "tp": 1, "zero": 0, "schedule": "1f1b", "rec
 PLAIN |= {"precision": "fp64", "sequence_parallel": False}
 
 
+ENUMERATE = layout_sweep.enumerate_layouts
+
+
 # Layouts are enumerated inside the tests: every process that collects tests would do it otherwise.
 @cache
 def layouts(ranks):
-    return layout_sweep.enumerate_layouts(ranks)
+    return ENUMERATE(ranks)
 
 
 @cache
@@ -100,6 +103,7 @@ def test_a_bug_is_a_row_that_differs_and_an_error_one_too(monkeypatch):
 
 
 def test_the_command_prints_a_table_and_fails_when_a_layout_differs(minidist, monkeypatch):
+    monkeypatch.setattr(layout_sweep, "enumerate_layouts", layouts)  # once, for it takes a second
     arguments = ["compare", "--matrix", "--ranks", "2", "--sample", "2"]
     answer = json.loads(minidist(*arguments, "--json").out)
     assert answer["equal"]

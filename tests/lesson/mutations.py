@@ -200,17 +200,13 @@ MUTATIONS = {
         ),
     ],
     "05b.two_level_sum": [
-        ("    broadcast(inside, total)\n", "", "it has to pass it on to the other ranks of its machine"),
-        ("        all_reduce(leaders, total)\n", "        pass\n", "these are the sums of each machine"),
+        ("        broadcast(inside, part, number)\n", "        pass\n", "it has to pass it on to the other ranks"),
+        ("        all_reduce(across, parts[inside.rank])\n", "        pass\n", "these are the sums of each machine"),
         ("    all_reduce(inside, total)\n", "", "three phases: a sum inside each machine"),
-        ("        all_reduce(leaders, total)", "        total *= leaders.size", "three phases: a sum inside each"),
+        ("all_reduce(across, parts[inside.rank])", "parts[inside.rank] *= across.size", "three phases: a sum inside"),
+        ("smallest = min(machines.count(machine) for machine in machines)", "smallest = 1", "k ranks of each machine"),
         (
-            "    if is_leader:\n        all_reduce(leaders",
-            "    if True:\n        all_reduce(leaders",
-            "only one rank of each",
-        ),
-        (
-            "    if is_leader:\n        all_reduce(leaders, total)",
+            "    if inside.rank < smallest:\n        all_reduce(across, parts[inside.rank])",
             "    all_reduce(comm, total)",
             "added more than once",
         ),

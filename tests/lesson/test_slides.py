@@ -57,12 +57,10 @@ window.extra = Promise.resolve(slides.map((slide, i) => {
 
 def test_in_a_browser_every_slide_fits(tmp_path):
     numbers = [number_of(source) for source in LESSONS]
-    page = tmp_path / "deck.html"
-    page.write_text(slides.page([slide for number in numbers for slide in slides.slides_of(notebook(number))]))
-    facts, _ = look(page, tmp_path, TOO_HIGH, size="1280,720")
-    assert facts["extra"] == []
+    made = [slide for number in numbers for slide in slides.slides_of(notebook(number))]
     more = "x\n" * 40
-    page.write_text(slides.page([slides.Slide("high", f"<pre>{more}</pre>"), slides.Slide("low", "x")]))
+    page = tmp_path / "deck.html"
+    page.write_text(slides.page([*made, slides.Slide("high", f"<pre>{more}</pre>"), slides.Slide("low", "x")]))
     facts, console = look(page, tmp_path, TOO_HIGH, size="1280,720")
     assert console == []
     assert [text.split()[0] for text in facts["extra"]] == ["high"]

@@ -804,32 +804,30 @@ def by_groups(nodes):
 
 
 @right("05b.two_level_sum")
-def by_chunks_of_all_leaders(comm, array, machines):
-    first = [machines.index(machine) for machine in sorted(set(machines))]
-    leader, total = machines.index(machines[comm.rank]), array.copy()
-    own = [rank for rank, machine in enumerate(machines) if machine == machines[comm.rank] and rank != leader]
-    if comm.rank != leader:
-        comm.send(array, leader)
-        comm.recv(total, leader)
-        return total
-    for rank in own:
-        part = np.empty_like(array)
-        comm.recv(part, rank)
-        total += part
-    chunks, me = np.array_split(total, len(first)), first.index(comm.rank)
-    for step in range(1, len(first)):
-        to, source = (me + step) % len(first), (me - step) % len(first)
-        part = np.empty_like(chunks[me])
-        comm.sendrecv(np.array_split(total, len(first))[to].copy(), first[to], part, first[source])
-        chunks[me] = chunks[me] + part
-    for step in range(1, len(first)):
-        to, source = (me + step) % len(first), (me - step) % len(first)
-        chunks[source] = np.empty_like(chunks[source])
-        comm.sendrecv(chunks[me], first[to], chunks[source], first[source])
-    total = np.concatenate(chunks)
-    for rank in own:
-        comm.send(total, rank)
-    return total
+def by_rings_of_first_ranks(comm, array, machines):
+    groups = defaultdict(list)
+    for rank, machine in enumerate(machines):
+        groups[machine].append(rank)
+    own, least = groups[machines[comm.rank]], min(map(len, groups.values()))
+    arrays = {rank: np.empty_like(array) for rank in own if rank != comm.rank}
+    comm.waitall([comm.irecv(arrays[rank], rank) for rank in arrays] + [comm.isend(array, rank) for rank in arrays])
+    parts, me = np.array_split(sum(arrays.values(), array), least), own.index(comm.rank)
+    if me < least:
+        ring = [group[me] for group in groups.values()]
+        size, place = len(ring), ring.index(comm.rank)
+        chunks = np.array_split(parts[me].copy(), size)
+        for step in range(1, size):
+            to, source = (place + step) % size, (place - step) % size
+            part = np.empty_like(chunks[place])
+            comm.sendrecv(np.array_split(parts[me], size)[to].copy(), ring[to], part, ring[source])
+            chunks[place] += part
+        for step in range(1, size):
+            to, source = (place + step) % size, (place - step) % size
+            comm.sendrecv(chunks[place], ring[to], chunks[source], ring[source])
+        parts[me] = np.concatenate(chunks)
+    giving = [comm.isend(parts[me], rank) for rank in own if me < least and rank != comm.rank]
+    comm.waitall(giving + [comm.irecv(parts[at], own[at]) for at in range(least) if at != me])
+    return np.concatenate(parts)
 
 
 @right("04b.ordered_reduce_scatter")

@@ -19,7 +19,7 @@ from minidist.report.chakra import COLL, COMP, RECV, SEND, array_bytes, calls_of
 from minidist.report.from_file import export_trace
 from tests.cases import each
 
-JOB = {"model": "gpt", "layers": 4, "width": 16, "heads": 2, "context": 8, "steps": 2, "microbatches": 4}
+JOB = {"model": "gpt", "layers": 4, "width": 16, "heads": 2, "context": 8, "steps": 1, "microbatches": 4}
 LAYOUTS = {
     "dp": {"dp": 3},
     "zero3": {"dp": 2, "zero": 3},

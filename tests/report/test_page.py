@@ -89,10 +89,11 @@ def test_a_page_is_whole_in_one_file(runs):
     assert "url(http" not in text
 
 
-def test_the_table_says_when_bytes_differ_from_the_closed_form(runs):
+def test_the_table_says_when_bytes_differ_from_the_closed_form(runs, monkeypatch):
     traces, header = read_traces(runs / "mixed.jsonl")
     assert 'class="different">' not in (runs / "mixed.html").read_text(encoding="utf-8")
     wrong = {**header, "closed_form": {**header["closed_form"], "metrics": 1}}
+    monkeypatch.setattr("minidist.report.page._figure", lambda *_: "")  # the table is none, and they take two seconds
     assert page(traces, wrong).count('class="different">') == 1
 
 
@@ -135,8 +136,14 @@ window.extra = (async () => {
 """
 
 
-def test_the_hues_of_the_page_are_the_same_in_both_modes(runs, tmp_path):
-    light, dark = (look(runs / "mixed.html", tmp_path, COLOURS, dark=dark)[0]["extra"] for dark in (False, True))
+@pytest.fixture(scope="module")
+def seen(runs, tmp_path_factory):
+    """What `look` finds on the page: (facts, lines on the console), of a light one."""
+    return look(runs / "mixed.html", tmp_path_factory.mktemp("light"), COLOURS)
+
+
+def test_the_hues_of_the_page_are_the_same_in_both_modes(runs, seen, tmp_path):
+    light, dark = seen[0]["extra"], look(runs / "mixed.html", tmp_path, COLOURS, dark=True)[0]["extra"]
     assert (light["paper"], dark["paper"]) == ("rgb(255, 255, 255)", "rgb(27, 27, 29)")
 
     def hues(colours):
@@ -149,9 +156,9 @@ def test_the_hues_of_the_page_are_the_same_in_both_modes(runs, tmp_path):
     assert bars <= hues(light["fills"])
 
 
-def test_the_page_in_a_browser(runs, tmp_path):
+def test_the_page_in_a_browser(seen):
     """It loads without a word on the console and without the network; every figure has a size and something in it."""
-    facts, console = look(runs / "mixed.html", tmp_path)
+    facts, console = seen
     assert console == []
     assert facts is not None
     assert facts["loaded"] == []
@@ -203,14 +210,14 @@ def made(ranks, count):
 
 
 def test_a_page_with_much_of_everything_is_below_2_mb():
-    text = page(made(4, 1100), {"losses": np.random.default_rng(0).random(20_000).tolist()})
+    text = page(made(4, 600), {"losses": np.random.default_rng(0).random(20_000).tolist()})
     assert len(text.encode()) < 2_000_000
-    assert "13,200 messages and computations do not fit" in text
+    assert "7,200 messages and computations do not fit" in text
     assert 'id="space-time"' not in text
     assert "data:image/png" in text
-    text = page(made(20, 60), {})
+    text = page(made(18, 40), {})
     assert len(text.encode()) < 2_000_000
-    assert "of the first 16 of 20 ranks" in text
+    assert "of the first 16 of 18 ranks" in text
     assert 'id="space-time"' in text
 
 

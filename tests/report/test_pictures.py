@@ -20,6 +20,7 @@ from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.report import KINDS, draw, save, write_perfetto
 from minidist.report.bytes_matrix import matrix_of
+from minidist.report.frame import byte_text
 from minidist.report.gantt import gantt
 from minidist.report.memory_over_time import memory_over_time
 from minidist.report.palette import PALETTE, kind_of
@@ -221,6 +222,23 @@ def test_a_deadlock_shows_its_circle():
     assert count(figure)["message"] == 0
     assert count(figure)["blocked"] >= 5
     assert "0 → 1 → 2 → 0" in figure.axes[0].get_title(loc="left")
+
+
+def test_a_rank_that_waits_for_itself_has_an_arrow_next_to_its_bar():
+    traces, _ = deadlocked(lambda comm: comm.send(np.ones(2), comm.rank), 1)
+    figure = draw("space-time", traces)
+    figure.canvas.draw()
+    (arrow,) = (patch for patch in figure.axes[0].patches if patch.get_gid() == "circle")
+    (bar,) = (patch for patch in figure.axes[0].patches if patch.get_gid() == "blocked")
+    assert arrow.get_window_extent().x1 > bar.get_window_extent().x1 + bar.get_window_extent().height / 2
+
+
+@each(
+    ("nbytes", "text"),
+    [(999, "999 B"), (1536, "1,536 B"), (1500, "1.5 kB"), (65_540, "65.54 kB"), (1_750_000, "1.75 MB"), (2e9, "2 GB")],
+)
+def test_bytes_are_exact_below_ten_thousand_and_have_four_digits_above(nbytes, text):
+    assert byte_text(nbytes) == text
 
 
 def test_a_saved_trace_draws_the_same_deadlock(tmp_path):

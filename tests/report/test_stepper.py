@@ -189,3 +189,22 @@ def test_a_browser_plays_the_page(tmp_path):
     assert facts["wide"] == 0
     assert facts["loaded"] == []
     assert console == []
+
+
+LABELS = """
+<script>
+const height = node => node.getBoundingClientRect().top, labels = [...document.querySelectorAll("text.faint")];
+const cells = [...document.querySelectorAll("rect.cell")].map(height);
+window.extra = labels.map(label => Math.min(...cells.map(cell => Math.abs(cell - height(label)))));
+</script>"""
+
+
+def test_the_names_of_further_arrays_stand_next_to_their_cells(tmp_path):
+    def exchange(comm):
+        kept, incoming = np.arange(2.0) + comm.rank, np.zeros(2)
+        comm.sendrecv(kept, 1 - comm.rank, incoming, 1 - comm.rank)
+
+    facts, _ = look(show(step(exchange, 2)).write(tmp_path / "steps.html"), tmp_path, LABELS)
+    first, second, *_ = facts["extra"]
+    assert first > 15  # below the name of the rank, which is next to the cells
+    assert second < 8

@@ -76,7 +76,7 @@ def ranks_of(config):
     return resolve_dims(config).ranks + config.teacher_ranks
 
 
-@each("layout", [*LAYOUTS, *FLOAT_LAYOUTS], sampled=3)
+@each("layout", [*LAYOUTS, *FLOAT_LAYOUTS], sampled=6)
 def test_every_layout_equals_one_device_and_every_byte_is_in_the_closed_form(layout, saved):
     config = config_of(saved, {**LAYOUTS, **FLOAT_LAYOUTS}[layout])
     if layout not in ("pipedream", "local steps"):

@@ -64,7 +64,7 @@ def config_of(layout, **more):
     return TrainConfig.make(**{**JOB, **LAYOUTS[layout][1], **more})
 
 
-@each("layout", LAYOUTS, sampled=3)
+@each("layout", LAYOUTS, sampled=6)
 def test_every_layout_equals_one_device_and_every_byte_is_in_the_closed_form(layout):
     ranks, config = LAYOUTS[layout][0], config_of(layout, evaluate_every=2)
     check_rules(config, resolve_batches(config, ranks))

@@ -102,7 +102,7 @@ PUSHED = {
 }
 
 
-@each("consistency", ["bsp", "delay:1", "ssp:1", "asp"], sampled=6)
+@each("consistency", ["bsp", "delay:1", "ssp:1", "asp"], sampled=12)
 @each("compression", PUSHED)
 @each("model", ["gpt", "llama"])
 def test_compressed_pushes_are_those_of_the_replay_and_their_bytes_the_closed_form(consistency, compression, model):

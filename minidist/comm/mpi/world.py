@@ -41,8 +41,7 @@ from minidist.comm.header import (
     HEADER_BYTES,
     KEY_BYTES,
     NO_CHECKSUM,
-    check_checks,
-    check_record,
+    check_watching,
     checksum_bytes,
     compare,
     dtype_name,
@@ -100,8 +99,7 @@ class MPIWorld(FindsLines):
         record: bool | str = True,
         on_failure: str = "end",
     ) -> None:
-        check_record(record)
-        check_checks(checks)
+        check_watching(record, checks)
         # Nothing in here waits for ever: a limit on the start ends it, and later the watchdog does.
         self.rank, self.size, self.place = launched_rank(), launched_size() or 1, ""
         self.state = "starting"

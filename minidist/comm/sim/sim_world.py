@@ -23,7 +23,7 @@ from minidist.comm.call_site import NOWHERE, CallSite, FindsLines, call_site
 from minidist.comm.communicator import CheckedComm, second_thread, unwaited
 from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError
 from minidist.comm.has_run import LAZY, check_takes_comm, has_run, with_remedies
-from minidist.comm.header import check_checks, check_record
+from minidist.comm.header import check_watching
 from minidist.comm.message_checks import CheckedCall
 from minidist.comm.sim.checks import KEPT_CALLS, BufferWatch, CallWatch, Lines, Recorder, Totals
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
@@ -78,8 +78,7 @@ class SimWorld(FindsLines, Sim):
         record: bool | str = True,
         on_failure: str = "end",
     ) -> None:
-        check_record(record)
-        check_checks(checks)
+        check_watching(record, checks)
         super().__init__(check_whole("SimWorld: ranks", ranks, 1), links=links or LinkModel())
         self.eager_bytes, self.chooser = check_whole("SimWorld: eager_bytes", eager_bytes), chooser
         if on_failure not in ("end", "isolate"):

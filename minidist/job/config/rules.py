@@ -19,7 +19,7 @@ from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.train_config import Batches, TrainConfig, flag
 from minidist.optim.named import takes
 from minidist.techniques import installed, of_job, of_users, touched, trains_alone
-from minidist.techniques.rule import Rule, Value, multiples, setting
+from minidist.techniques.rule import Rule, changed, multiples, setting, without_effect
 
 
 def divisors(number: int) -> str:
@@ -57,19 +57,11 @@ def uneven_rows(job: ResolvedJob) -> str:
     return f"{job.batches.global_batch} rows on {job.dp} data-parallel ranks{weights}"
 
 
-OF_EVERY_OPERATION = ("auto", "ring")  # --reduction
-
-
 def lacks(job: ResolvedJob, operation: str) -> bool:
     """Return whether the collective has no algorithm that is called as --reduction says."""
     from minidist.collectives.algorithms import ALGORITHMS
 
-    return job.reduction not in ALGORITHMS[operation]
-
-
-def changed(name: str, where: Value) -> Value:
-    """Return a condition: the setting differs from its default in a job for which `where` is true."""
-    return lambda job: job.is_changed(name) and where(job)
+    return job.reduction != "auto" and job.reduction not in ALGORITHMS[operation]
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------
@@ -159,23 +151,19 @@ CHECKPOINTS = tuple(
 REDUCTIONS = (
     Rule(
         "reduction-is-no-all-reduce",
-        lambda j: j.zero == 0 and j.reduction not in OF_EVERY_OPERATION and lacks(j, "all_reduce"),
+        changed("reduction", lambda j: j.zero == 0 and lacks(j, "all_reduce")),
         "--reduction {reduction} is an algorithm of reduce-scatter, and without --zero gradients are all-reduced",
         "add --zero 1, or use --reduction rabenseifner, which begins with it",
     ),
     Rule(
         "reduction-is-no-reduce-scatter",
-        lambda j: j.zero > 0 and j.reduction not in OF_EVERY_OPERATION and lacks(j, "reduce_scatter"),
+        changed("reduction", lambda j: j.zero > 0 and lacks(j, "reduce_scatter")),
         "--reduction {reduction} is an algorithm of all-reduce, and --zero {zero} sends gradients by reduce-scatter",
         "use --reduction naive, ordered, recursive_halving, ring, two_level or auto",
     ),
     Rule(
         "reduction-of-shards-and-copies",
-        lambda j: (
-            j.dp_replicate > 1
-            and j.reduction not in OF_EVERY_OPERATION
-            and (lacks(j, "all_reduce") or lacks(j, "reduce_scatter"))
-        ),
+        changed("reduction", lambda j: j.dp_replicate > 1 and (lacks(j, "all_reduce") or lacks(j, "reduce_scatter"))),
         "--reduction {reduction} is no algorithm of both operations that --dp-replicate {dp_replicate} needs: a"
         " reduce-scatter of gradients, and an all-reduce over the copies of a shard",
         "use --reduction ring, ordered, naive, two_level or auto",
@@ -190,10 +178,7 @@ UNEVEN_ROWS = (
         "--ep {ep} exchanges slots when a pipeline learns the shapes of its micro-batches, and with {rows} the replicas"
         " have different numbers of shapes",
         "use --global-batch {near}",
-        {
-            "rows": lambda j: uneven_rows(j),
-            "near": lambda j: multiples(j.batches.global_batch, j.dp * j.batches.accumulation),
-        },
+        {"rows": uneven_rows, "near": lambda j: multiples(j.batches.global_batch, j.dp * j.batches.accumulation)},
     ),
     Rule(
         "uneven-rows-in-a-sharded-pipeline",
@@ -201,7 +186,7 @@ UNEVEN_ROWS = (
         "--zero 3 gathers units when a pipeline learns the shapes of its micro-batches, and with {rows} the replicas"
         " have different numbers of shapes",
         "use --zero 2",
-        {"rows": lambda j: uneven_rows(j)},
+        {"rows": uneven_rows},
     ),
 )
 
@@ -403,21 +388,13 @@ PIPELINE = (
     ),
 )
 
-# A setting that would be ignored is a mistake: the field, when it has no effect, and the setting that gives it one.
-WITHOUT_EFFECT = tuple(
-    Rule(
-        f"{name}-without-effect",
-        changed(name, where),
-        f"--{name} {{{name}}} has no effect here, because it belongs to {other}",
-        "add that, or leave it out",
-    )
-    for name, where, other in (
-        ("heads", lambda j: j.is_classifier, "--model gpt or llama"),
-        ("context", lambda j: j.is_classifier, "--model gpt or llama"),
-        ("attention", lambda j: j.cp == 1, "--cp 2 or more"),
-        ("ulysses", lambda j: j.attention != "ulysses-ring", "--attention ulysses-ring"),
-        ("schedule", lambda j: j.pp == 1, "--pp 2 or more"),
-    )
+# A setting that would be ignored is a mistake.
+WITHOUT_EFFECT = (
+    without_effect("heads", lambda j: not j.is_classifier, "--model gpt or llama"),
+    without_effect("context", lambda j: not j.is_classifier, "--model gpt or llama"),
+    without_effect("attention", lambda j: j.cp > 1, "--cp 2 or more"),
+    without_effect("ulysses", lambda j: j.attention == "ulysses-ring", "--attention ulysses-ring"),
+    without_effect("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
 )
 
 # --- settings without effect in a smaller job -------------------------------------------------------------------------
@@ -495,16 +472,8 @@ RULES = tuple(rule for rules in SECTIONS.values() for rule in rules)
 MEANING = tuple(rule for rule in RULES if not rule.name.endswith("-without-effect"))
 
 
-NAMES = frozenset(rule.name for rule in (*FIRST, *LATER))
-
-
-def _absent(config: TrainConfig) -> set[str]:
-    """Return the rules of techniques that the job neither uses nor has a flag of, by name: it breaks none of them."""
-    absent = set(NAMES)
-    for kind in touched(config):
-        if kind.given(config) or kind.used_by(config):
-            absent.difference_update(rule.name for rule in kind.rules)
-    return absent
+# By the name of a rule, its technique. A job that neither uses it nor has a flag of it does not break the rule.
+TECHNIQUES = {rule.name: kind for kind in installed() for rule in kind.rules}
 
 
 def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, rules: Sequence[Rule] = RULES) -> None:
@@ -512,10 +481,11 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
 
     processes_here: ranks that share this process's memory; 0 in a dry run, whose arrays have none.
     """
-    job, absent = ResolvedJob(config, batches, processes_here), _absent(config)
+    job = ResolvedJob(config, batches, processes_here)
+    asked = {None, *(kind for kind in touched(config) if kind.given(config) or kind.used_by(config))}
     of_extensions = [rule for extension in of_users(config) for rule in extension.rules] if config.extension else []
     for rule in (*rules, *of_extensions):
-        if rule.name not in absent and rule.broken(job):
+        if TECHNIQUES.get(rule.name) in asked and rule.broken(job):
             raise UsageError(rule.sentence(job))
 
     # What the parts refuse themselves: data shorter than one sample, a warm-up longer than the job, a stage too many.

@@ -21,7 +21,6 @@ from minidist.core.comm import Comm, init_device_mesh
 from minidist.core.comm.mesh import Mesh
 from minidist.core.optim import Optimizer
 from minidist.core.parallel.dims import Axes
-from minidist.core.parallel.expert_parallel import ExpertParallel
 from minidist.core.parallel.model_parallel import use_positions
 from minidist.core.train.data_axis import Group
 from minidist.core.train.task import Task
@@ -30,7 +29,7 @@ from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.data.sampler import SIDES
 from minidist.job import checkpoint
 from minidist.job.config.models import activation_shape, make_model
-from minidist.job.config.train_config import Batches, TrainConfig, has_ragged_shares
+from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.optim.named import optimizer_named, takes
 from minidist.pipeline.runtime.layer_profile import LayerProfile
 from minidist.techniques import Extension, of_job
@@ -185,15 +184,6 @@ class Job(Task):
     def scale(self) -> float:
         """By what `scaled` has multiplied the loss of the current step, and so its gradients."""
         return math.prod((extension.scale for extension in self.extensions), start=1.0)
-
-    @property
-    def expert_style(self) -> ExpertParallel:
-        """How experts are sharded: ranks with different numbers of rows have to agree on the experts' slots."""
-        if not (self.config.experts and has_ragged_shares(self.config, self.batches)):
-            return ExpertParallel()
-        from minidist.parallel.expert.ragged import RaggedExpertParallel
-
-        return RaggedExpertParallel()
 
     @cached_property
     def data_digest(self) -> str:

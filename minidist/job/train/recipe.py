@@ -9,17 +9,17 @@ Proved by: tests/train/test_axes.py, tests/train/test_pipelines.py, tests/train/
 
 from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
 from minidist.core.comm import Comm
 from minidist.core.train import parallelize as core
 from minidist.core.train.task import ParallelLayout
-from minidist.job.config.train_config import TrainConfig
+from minidist.job.config.train_config import TrainConfig, has_ragged_shares
 from minidist.job.train.job import Job, build, mesh_of
 from minidist.job.train.strategies.data_axis import Replicated
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.replicas_alone import ReplicaAlone, ShardedReplicaAlone, ZeroReplicaAlone
 from minidist.job.train.strategies.sharded import FullySharded, ShardedOptimizer
-from minidist.techniques import wrapper_options
 
 # The data axes of a job by the stage of ZeRO: of replicas that make every step together, or that train alone.
 TOGETHER = (Replicated, ShardedOptimizer, ShardedOptimizer, FullySharded)
@@ -43,13 +43,24 @@ def layout_of(job: Job) -> ParallelLayout:
 
 def parts_of(job: Job) -> core.Parts:
     """Return what the job's settings choose: classes, and what is left open."""
+    config = job.config
     pipeline: type[MeshStrategy] = MeshStrategy
-    if job.config.pp > 1:
+    if config.pp > 1:
         from minidist.job.train.strategies.pipeline import PipelineParallel
 
         pipeline = PipelineParallel
+
+    # Ranks with different numbers of rows have to agree on the experts' slots.
+    expert_style = None
+    if config.experts and has_ragged_shares(config, job.batches):
+        from minidist.parallel.expert.ragged import RaggedExpertParallel
+
+        expert_style = RaggedExpertParallel()
+
+    options: dict[str, Any] = {}
     alone = sums_buckets = False
     for extension in job.extensions:
+        options |= extension.wrapper_options(config)
         pipeline = extension.pipeline() or pipeline
         alone |= extension.trains_alone
         sums_buckets |= extension.sums_buckets
@@ -57,9 +68,9 @@ def parts_of(job: Job) -> core.Parts:
         MeshStrategy,
         pipeline,
         ALONE if alone else TOGETHER,
-        wrapper_options(job.config, job.extensions),
-        partial(mesh_of, copies=job.config.dp_replicate),
-        job.expert_style,
+        options,
+        partial(mesh_of, copies=config.dp_replicate),
+        expert_style,
         sums_buckets,
     )
 

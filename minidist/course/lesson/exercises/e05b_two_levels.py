@@ -9,7 +9,7 @@ from minidist.comm.sim.watched import LinkModel
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing, is_wrong, reduced_to_all, standard_cases
 from minidist.course.lesson.hint_file import hints_of
 
-MACHINES = (0, 1, 0, 0, 1, 2, 0, 2, 1)  # the machine of each rank; a case takes the first ranks
+MACHINES = (0, 1, 0, 0, 1, 2, 2, 1, 0)  # the machine of each rank; a case takes the first ranks
 NUMBERS = 100  # for each unit of a case's size
 BETWEEN = (1e-5, 1e-8)  # (alpha, beta) of a link between two machines; one inside a machine takes no time
 
