@@ -50,12 +50,6 @@ def refuse_function(comm: Any, function: object) -> NoReturn:
     )
 
 
-def check_clock(rank: int, start: float, end: float) -> None:
-    """Raise UsageError for a computation that ends before it starts, or never."""
-    if not start <= end < math.inf:
-        raise UsageError(f"rank {rank}: compute of {end - start:g} s; it must be a finite number of at least 0")
-
-
 def check_operations(comm: Any, operations: Any, seconds: Any) -> list[tuple[float, float]]:
     """Return the operations, which may be a generator, as numbers; UsageError for those or seconds that are none."""
     try:

@@ -46,7 +46,7 @@ class LinkModel(core.LinkModel):
     """
 
     link: Callable[[int, int], tuple[float, float]] | None = None
-    slowdown: Callable[[int], float] | None = None
+    slowdown: Callable[[int], float] | None = None  # type: ignore[misc]  # of an instance here
     free_startup: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -68,10 +68,6 @@ class LinkModel(core.LinkModel):
     def cost(self, source: int, destination: int) -> tuple[float, float]:
         """Return (alpha, beta) of the link between two world ranks."""
         return (self.alpha, self.beta) if self.link is None else self.link(source, destination)
-
-    def spent(self, rank: int, operations: Sequence[tuple[float, float]], seconds: float) -> float:
-        spent = super().spent(rank, operations, seconds)
-        return spent if self.slowdown is None else spent * self.slowdown(rank)
 
     @property
     def cost_of(self) -> Any:

@@ -25,7 +25,7 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_clock.py, tests/com
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -44,20 +44,18 @@ class LinkModel:
     rank. memory_bandwidth: bytes per second of a rank. overhead: the seconds of alpha in which the port of the sender,
     and later that of the receiver, is busy with the message (LogP's o); from 0 to alpha.
 
-    cost_of: of `Matching`; None, because all links are equal. `minidist.LinkModel` has links and machines that differ.
+    cost_of: of `Matching`; slowdown: rank -> the factor by which its computing takes longer. Both are None, because all
+    links and ranks are equal; `minidist.LinkModel` has others.
     """
 
     cost_of: ClassVar[Any] = None
+    slowdown: ClassVar[Any] = None
 
     alpha: float = 1e-6
     beta: float = 1e-10
     flops: float = 1e11
     memory_bandwidth: float = 5e10
     overhead: float = field(default=0.0, kw_only=True)
-
-    def spent(self, rank: int, operations: Sequence[tuple[float, float]], seconds: float) -> float:
-        """Return the seconds that a rank computes: those given, and the time of the operations."""
-        return seconds + (self.seconds(list(operations)) if operations else 0.0)
 
     def seconds(self, operations: list[tuple[float, float]]) -> float:
         """Return the time of a list of operations, each (FLOPs, bytes moved): the roofline, summed."""

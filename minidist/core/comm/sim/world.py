@@ -15,6 +15,7 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py
 """
 
 import contextvars
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -200,9 +201,14 @@ class Sim:
         # The roofline of each operation, or the seconds given; nothing runs meanwhile on this stream.
         stream = self.state.running
         start = stream.time
-        spent = self.links.spent(stream.rank, operations, seconds)
+        spent = seconds + (self.links.seconds(list(operations)) if operations else 0.0)
+        if self.links.slowdown is not None:
+            spent *= self.links.slowdown(stream.rank)
         end = start + spent
-        hooks.wrong_arguments().check_clock(stream.rank, start, end)
+        if not start <= end < math.inf:
+            raise UsageError(
+                f"rank {stream.rank}: compute of {end - start:g} s; it must be a finite number of at least 0"
+            )
         stream.time = end
         self.state.traces[stream.rank].add_computed(stream, name, start, spent)
 
