@@ -135,8 +135,7 @@ assert off < 1e-12
 # %% [markdown]
 # The library cuts the flat parameters into n equal shards, with no regard to where a parameter ends. The gradients
 # travel in *buckets*, each of a given number of elements, as soon as backward has computed them
-# ([zero.py](../minidist/core/parallel/zero.py)). It pads to a multiple of 1,024 n: the norm of a gradient is
-# summed in blocks of 1,024 numbers, and so each block is whole on one rank.
+# ([zero.py](../minidist/core/parallel/zero.py)).
 
 # %% [markdown]
 # ## 5 Check
@@ -203,7 +202,8 @@ bytes_guess.judge(sum(sent[1].values()) / sum(sent[0].values()), within=0.05)
 # %% [markdown]
 # The reduce-scatter and the gather each send half of what the all-reduce sends. Stage 1 holds a whole gradient and the
 # sum of its shard; stage 2 frees a bucket as soon as it has been sent. Why is it not exactly 1/4, and as many bytes?
-# Here the padding is 1 % (in a large model it is nothing). With Ψ padded parameters of 4 B:
+# The library pads to a multiple of 1,024 n, because the norm of a gradient is summed in blocks of 1,024 numbers, each
+# whole on one rank. Here that is 1 %, in a large model nothing. With Ψ padded parameters of 4 B:
 
 # %%
 numel = sum(parameter.size for parameter in MLP([64, 256, 256, 10]).parameters())

@@ -37,6 +37,8 @@ value_guess = predict("a singular value of 0.001, after five rounds", example=1.
 bytes_guess = predict("times fewer bytes with an owner for each matrix, 8 ranks", example=8.0)
 
 # %%
+from unittest.mock import patch
+
 import numpy as np
 
 from minidist import LinkModel, SimWorld
@@ -44,6 +46,9 @@ from minidist.base.trace_file import only_steps
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.optim import newton_schulz
+from minidist.parallel.whole_matrices import WholeMatrices
+from minidist.report import show
+from minidist.report.frame import new_panel
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -55,27 +60,45 @@ from minidist.optim import newton_schulz
 # Whether Muon trains better than Adam is another question, which a small job does not decide (Jordan et al. 2024 report
 # it for larger ones).
 #
-# Rank 0 in the second step of ZeRO 1 on four ranks. Between the gradients (from 0.9 ms on) and the gather of the
-# parameters (from 2.2 ms on) are, in the darkest colour, two exchanges in which every rank may send to every other
-# (*all-to-alls*): the parts on their way to the owners, and the results on their way back. Red is waiting for an owner:
+# Rank 0 in the second step of ZeRO 1 on four ranks, above with owners, below with all matrices on all ranks; the five
+# rounds take the time of their products on the clock. In the darkest colour are, above, two exchanges in which
+# every rank may send to every other (*all-to-alls*), the parts on their way to the owners and the results on their way
+# back, and below one gather, which is larger:
 
 
 # %%
 def muon_job(**settings):
-    """The settings of a job with Muon on a GPT of two layers."""
+    """A job with Muon on a GPT of two layers (momentum and Nesterov's variant: lesson 02b)."""
     muon = {"optimizer": "muon", "momentum": 0.95, "nesterov": True, "lr": 0.02}
     return small_job(layers=2, width=32, **muon, **settings)
 
 
-world = SimWorld(4, links=LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9))
-world.run(train, muon_job(micro_batch=2, dp=4, zero=1, steps=2))
-second = only_steps(world.traces, 1, 2)
-picture("lanes", second, "part 3 of lesson 11c", title="rank 0: a step of ZeRO 1 with Muon")
+orthogonal = WholeMatrices._orthogonal
+
+
+def with_time(self, parameter, update, shapes):
+    """The library's, which computes the five rounds of one matrix, with their time on the clock."""
+    comm, _ = self._placement([parameter])
+    rows, columns = sorted(shapes[parameter.name])
+    flops = 5 * (4 * rows**2 * columns + 2 * rows**3)
+    comm.compute(operations=[(flops, 0)], name="five rounds")
+    return orthogonal(self, parameter, update, shapes)
+
+
+for form in ("owner", "everywhere"):
+    links = LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9)
+    world = SimWorld(4, links=links)
+    with patch.object(WholeMatrices, "_orthogonal", with_time):
+        world.run(train, muon_job(micro_batch=2, dp=4, zero=1, steps=2, orthogonalize=form))
+    second = only_steps(world.traces, 1, 2)
+    title = f"rank 0: a step of ZeRO 1 with Muon, {form}"
+    picture("lanes", second, "part 3 of lesson 11c", title=title, most_seconds=1e-2)
 
 # %% [markdown]
 # ## 4 The code
 #
-# Divided by its length, a matrix has singular values of at most 1. What five rounds make of them:
+# Divided by the root of the sum of its squares, a matrix has singular values of at most 1. What five rounds make of
+# them:
 
 # %%
 A, B, C = 3.4445, -4.7750, 2.0315
@@ -87,15 +110,26 @@ def five_rounds(s):
     return s
 
 
-for s in (1.0, 0.5, 0.1, 0.01, 0.001):
-    print(f"a singular value of {s:5} becomes {five_rounds(s):.2f}")
-many = five_rounds(np.linspace(0.01, 1, 1000))
-print(f"those from 0.01 to 1 become {many.min():.2f} to {many.max():.2f}")
+values = np.geomspace(0.0003, 1, 2000)
+figure, axes = new_panel(8, 2.6)
+axes.plot(values, values, color="#BBBBBB", label="before")
+axes.plot(values, five_rounds(values), color="#4477AA", label="after five rounds")
+axes.axhline(1, color="#BBBBBB", linestyle=":")
+axes.plot(0.001, five_rounds(0.001), "o", color="#4477AA")
+axes.set_xscale("log")
+axes.set_xticks(ticks := [0.001, 0.003, 0.01, 0.1, 1], [str(tick) for tick in ticks])
+axes.set_xlabel("singular value before")
+axes.set_title("singular values, before and after", fontsize=10, loc="left")
+axes.legend(fontsize=8)
+show(figure)
+many = five_rounds(np.geomspace(0.003, 1, 1000))
+print(f"those from 0.003 to 1 become {many.min():.2f} to {many.max():.2f}")
 value_guess.judge(five_rounds(0.001), within=0.1)
 
 # %% [markdown]
-# A round multiplies a small s by 3.4445, so five rounds by 485 at most. What is not small comes between about 0.7 and
-# 1.2 and stays there; that is near enough. The same polynomial in matrices (a Newton-Schulz iteration) changes the
+# A round multiplies a small s by 3.4445, so five rounds by 485 at most: the three numbers are chosen for a steep start.
+# The price is that what is not small does not come to 1, but between about 0.7 and 1.2; that is near enough. The same
+# polynomial in matrices (a Newton-Schulz iteration) changes the
 # singular values in this way, and nothing else: x xᵀ x has the directions of x, and the cubes of its singular values.
 # Vectors, embeddings and the output layer take AdamW's step.
 
@@ -136,12 +170,12 @@ assert 0.65 < singular_values(toy).min() < singular_values(toy).max() < 1.25
 
 # %%
 def at_owner(comm, part):
-    parts = [part, *(np.empty_like(part) for _ in range(1, comm.size))]
     if comm.rank > 0:
         comm.send(part, 0)
         result = np.empty_like(part)
         comm.recv(result, 0)
         return result
+    parts = [part, *(np.empty_like(part) for _ in range(1, comm.size))]
     for other in range(1, comm.size):
         comm.recv(parts[other], other)
     results = np.split(toy_newton_schulz(np.concatenate(parts)), comm.size)

@@ -140,7 +140,8 @@ def one_layer_ahead(comm):
 
 world = SimWorld(4, links=links)
 nbytes, *_ = world.run(one_layer_ahead)
-print(f"a gather of {nbytes:,} B, and 70 µs of computing: {world.end_time * 1e6:.1f} µs")
+title = f"a gather of {nbytes:,} B, and 70 µs of computing: {world.end_time * 1e6:.1f} µs"
+picture("lanes", world, "part 4 of lesson 12", title=title)
 
 # %% [markdown]
 # In the library a *unit* is the parameters of one layer in one flat array. `fully_shard` makes one, and from
@@ -237,9 +238,10 @@ traffic_guess.judge(sum(sent.values()) / 4 / (psi * (RANKS - 1) / RANKS))
 
 # %% [markdown]
 # Memory of three steps, with data parallelism (above) and fully sharded (below), on one scale; to the right,
-# allocations are counted, not time. The dark band on top ("unsharded") is what is whole for a moment, and grey
-# ("workspace") are the arrays in which Adam computes. The states are parameters,
-# gradients and the optimizer's averages, between two steps:
+# allocations are counted, not time, so that the same three steps are longer below. ("unsharded" is what is whole for a
+# moment, "workspace" are the arrays in which Adam computes; the first hump is the model that is made, its parameters and
+# for a moment the flat array as well.) The states are parameters, gradients and the optimizer's averages, between two
+# steps:
 
 # %%
 first_ranks, total = [], {}
@@ -329,9 +331,10 @@ check("12.prefetch", solution("12.prefetch"))
 #   work, and hides a reduce-scatter besides).
 
 # %% [markdown]
-# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam. With ZeRO 3 a card's part of the weights is float32, and so
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB (85 x 10^9 B), as `minidist plan`
+# counts it ([story.py](../minidist/course/story.py)). "Fits" is decided by more than the GB of the table: half of
+# what unfused norms and activation functions keep, and 1 GB for the device. Parameters have 2 B, gradients are
+# added up in float32 (4 B), and Adam has 12 B. With ZeRO 3 a card's part of the weights is float32, and so
 # its own master copy: 4 + 4 + 8 B per parameter, divided by n.
 #
 # The first row 12 is slower than row 11: on 8 cards ZeRO 3 costs 1.5 s and frees 35 GB that nobody needs. The second

@@ -27,7 +27,7 @@
 # ## 2 Predict
 #
 # Draw it for one micro-batch, then for two: how many columns does the picture have, and how many of
-# them does a stage fill? Draw F and B equally wide; the part does not change.
+# them does a stage fill? Draw F and B equally wide: a stage waits for p - 1 of each, so the part does not change.
 
 # %%
 from minidist.course.lesson import check, expect, picture, predict, reveal, solution
@@ -67,18 +67,22 @@ from minidist.report.gantt import as_traces, gantt
 # Four stages, four micro-batches. Above, the naive pipeline: a micro-batch goes through all stages
 # and back before the next one starts, so one stage works and three wait. Below, GPipe: while stage
 # 1 has micro-batch 0, stage 0 has micro-batch 1. GPipe takes the newest micro-batch back first; the
-# oldest first takes as long. The bubble is given as a part of the whole time (of
-# total), and over the time of the work alone (of ideal).
+# oldest first takes as long.
 
 # %%
 p, m = 4, 4
 plans = [get_schedule(name).plan(p, m) for name in ("naive", "gpipe")]
 timings = [time_plan(plan, spans=True) for plan in plans]
+titles = [
+    f"{name}, {m} micro-batches: a rank is idle for {timing.bubble_of_total:.0%} of the time"
+    for name, timing in zip(("naive", "GPipe"), timings, strict=True)
+]
 show(
     gantt(
         timings,
         command="minidist schedule naive gpipe --stages 4 --microbatches 4 --format svg -o "
         "pipes.svg",
+        titles=titles,
     )
 )
 
@@ -294,19 +298,17 @@ check("16.gpipe", solution("16.gpipe"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Stages on ranks, micro-batches in flight: idle **(p-1)/(m+p-1) of total**, which is (p-1)/m of
-#   ideal, where all stages take the same time; naive: (p-1)/p.
+# - Stages on ranks, micro-batches in flight: idle **(p-1)/(m+p-1) of the time**, which is (p-1)/m
+#   of the work, where all stages take the same time; naive: (p-1)/p.
 # - A rank sends activations to the next stage and gradients to the one before, rows x width numbers a
 #   step each; **all m micro-batches are alive** under GPipe. Lesson 17 fixes that.
 
 # %% [markdown]
-# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 16
+# The job of the course so far, since lesson 12 a model of 65 billion parameters on 64 cards of 80 GB (85 x 10^9 B),
+# as `minidist plan` counts it ([story.py](../minidist/course/story.py)), with 2^20 tokens per step. In row 16
 # each of four replicas is a pipeline of 16 cards and cuts its 128 texts into 16 micro-batches of 8. With
 # smaller micro-batches the stages would wait less, but the same 128 texts would be kept. With recomputation
-# (lesson 10) they would fit, at the price of a second forward pass; lesson 17 has a remedy without one. (Here
-# the planner keeps the input of every layer, 21.5 GB, and not that of the stage alone, 4.3 GB.)
-# (The planner sums a stage's gradients in every micro-batch; DeepSpeed allows only ZeRO 1 with stages.)
+# (lesson 10) they would fit, at the price of a second forward pass; lesson 17 has a remedy without one.
 
 # %%
 story("16")

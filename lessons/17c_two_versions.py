@@ -70,6 +70,7 @@ show(
     version_gantt(
         [time_plan(pipedream, spans=True), time_plan(plan, spans=True)],
         command="part 3 of lesson 17c",
+        titles=["PipeDream: an update after every backward", "2BW: an update after four"],
     )
 )
 

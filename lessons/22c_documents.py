@@ -56,6 +56,7 @@ from minidist.job.equality.compare import compare_rank
 from minidist.parallel.context import AllGatherAttention, document_ids
 from minidist.report import show
 from minidist.report.frame import new_figure
+from minidist.report.palette import RANKS
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -88,8 +89,7 @@ owner = np.zeros(16, int)
 for rank in range(4):
     owner[sequence_positions(16, rank, 4, "zigzag")] = rank
 axes = (figure := new_figure(5, 4)).add_subplot()
-colours = ["#FFFFFF", "#4477AA", "#228833", "#CCBB44", "#AA3377"]
-axes.imshow(sees * (owner[:, None] + 1), cmap=ListedColormap(colours))
+axes.imshow(sees * (owner[:, None] + 1), cmap=ListedColormap(["#FFFFFF", *RANKS[:4]]))
 axes.set_xticks(range(16), tokens)
 axes.set_yticks(range(16), [f"rank {rank}" for rank in owner], fontsize=8)
 axes.set_xticks(places[1:] - 0.5, minor=True)

@@ -51,6 +51,8 @@ FUNCTIONS = {
     "dropped_weights": "minidist.nn.ops.dropout",
     "guard": "minidist.parallel.replica_guard:ReplicaGuard",
     "map_object": "minidist.nn.ops.objects",
+    "named_dtype": "minidist.base.arrays",
+    "numbers_of": "minidist.base.arrays",
     "prevent_deadlocks": "minidist.pipeline.deadlocks",
     "replica_reducers": "minidist.pipeline.runtime.replica_reducers",
     "saved_tensor": "minidist.nn.ops.in_place:SampledTensor",
@@ -226,6 +228,7 @@ for _name, _path in FUNCTIONS.items():
     setattr(hooks, _name, _function(_name, _file, _other or _name))
 hooks.choosers["auto"] = _choose
 hooks.read_by_others = 64 * 1024
+hooks.quoted = quoted
 hooks.load_more = _load_more
 hooks.other_entry = _other_entry
 hooks.plan_of = _plan

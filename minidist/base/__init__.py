@@ -20,7 +20,7 @@ trace_file.py     the record in a file
 traces.py         the record of a run
 watchers.py       watchers of operations
 trace_checks.py   the checks of a trace file
-errors.py         how a sentence quotes paths and the errors of other programs
+errors.py         how a sentence quotes values, paths and the errors of other programs
 files.py          writing files
 file_format.py    the format that the ending of a file names
 cache.py          arrays that are made once and memory-mapped from then on

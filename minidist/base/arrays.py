@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from minidist.base.errors import UsageError, quoted
 from minidist.core.base.arrays import *
 
 absolute, sign, floor, frexp, sin, cos = np.absolute, np.sign, np.floor, np.frexp, np.sin, np.cos
@@ -26,6 +27,26 @@ class Device(Protocol):
     def zeros(self, shape: Any, dtype: Any) -> Any: ...
 
     def asarray(self, value: Any) -> Any: ...
+
+
+def named_dtype(name: str) -> Any:
+    """The dtype called `name`, "bfloat16" among them (which NumPy knows once ml_dtypes is imported)."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def numbers_of(value: Any) -> Array:
+    """`value` as the array of a Tensor; UsageError where it would not hold numbers."""
+    try:
+        made = as_array(value)
+    except ValueError:  # of lists of unequal lengths
+        made = None
+    if made is None or made.dtype.kind in "OSU":
+        raise UsageError(f"Tensor({quoted(value)}); pass an array, or numbers in lists of equal lengths")
+    return made
 
 
 def to_host(value: Any) -> Any:

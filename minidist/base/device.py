@@ -13,6 +13,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from minidist.base.arrays import Device, to_host
 from minidist.base.errors import UsageError, quoted, reason
 from minidist.core.base.arrays import Array, creating, is_meta
@@ -21,7 +23,7 @@ from minidist.core.base.arrays import Array, creating, is_meta
 @contextmanager
 def creating_on(device: Device | None) -> Iterator[None]:
     """In the block, arrays that are created without another one to be like are on this device."""
-    token = creating.set(device)
+    token = creating.set(np if device is None else device)
     try:
         yield
     finally:

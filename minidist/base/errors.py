@@ -1,4 +1,4 @@
-"""The exceptions of core/base/errors.py, and how a sentence quotes paths, numbers and the errors of other programs.
+"""The exceptions of core/base/errors.py, and how a sentence quotes values, paths and the errors of other programs.
 
 Proved by: tests/base/test_errors.py
 """
@@ -9,8 +9,34 @@ from collections.abc import Iterable
 
 from minidist.core.base.errors import *
 
+MAX_QUOTED = 80  # characters of a user's value in a message
 MAX_REASON = 200  # characters of the text of another program's error
 MAX_PATH = 4096  # characters of a path that can exist
+
+
+def quoted(value: object, marks: bool = True, most: int = MAX_QUOTED) -> str:
+    """Return a user's value for an error message: its repr, shortened to at most `most` characters.
+
+    The middle is left out. marks: with quotation marks around a text.
+    """
+    # A text is cut before its repr is made: it may have megabytes. Other values may be too deep or too large for one.
+    size = 0
+    if isinstance(value, str):
+        size = len(value)
+        if size > most:
+            value = value[:most] + value[-most:]
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a very large {type(value).__name__}"
+    if isinstance(value, str) and not marks:
+        text = text[1:-1]
+
+    # Control characters grow in a repr, so it is measured again.
+    if max(size, len(text) - 2 * marks) <= most:
+        return text
+    half = most // 2 - 2
+    return f"{text[:half]}...{text[-half:]}" + (f" ({size:,} characters)" if size > most else "")
 
 
 def quoted_path(path: object, marks: bool = True) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.arrays import named_dtype as named_dtype
 from minidist.core.base.arrays import is_half as is_half
-from minidist.core.base.arrays import named_dtype as named_dtype
 from minidist.core.base.trace import track
 
 DTYPES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}  # by the words of --precision

@@ -15,7 +15,7 @@ from contextlib import suppress
 from numbers import Real
 from typing import Any
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted
 
 MAX_RANKS = 100_000  # of a simulated world; each rank has a stack, and in training a model
 MAX_SWEPT_RANKS = 4_096  # of a world that is run many times, or drawn

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.watchers import Watcher, watching
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted
 
 MEMORY_PURPOSES = (
     "parameter",

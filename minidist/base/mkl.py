@@ -19,8 +19,8 @@ from functools import cache
 
 import numpy as np
 
+from minidist.base.errors import UsageError, quoted
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted
 
 _ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112  # of cblas.h
 _SEQUENTIAL, _CBWR_AUTO = 1, 2  # of mkl_service.h and mkl_types.h

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
 from minidist.base.trace_checks import (
     FORMAT,
@@ -22,7 +23,6 @@ from minidist.base.trace_checks import (
     parse,
 )
 from minidist.base.traces import MessageEvent, SpanEvent, Trace
-from minidist.core.base.errors import UsageError, quoted
 
 TRACE_BEGINS = f'{{"format": "{FORMAT}"'  # the first characters of every trace file
 SAMPLES = 1_000  # of memory in an event

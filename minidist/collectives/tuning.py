@@ -45,12 +45,12 @@ import numpy as np
 
 from minidist import __version__
 from minidist.base.cache import folder, key_of, read_entry, write_entry
+from minidist.base.errors import UsageError, quoted
 from minidist.base.process import usable_cores
 from minidist.collectives.algorithms import ALGORITHMS, Call, candidates
 from minidist.collectives.closed_forms import seconds
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.sim.watched import LinkModel
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives.calls import Algorithm
 from minidist.core.comm.communicator import Comm

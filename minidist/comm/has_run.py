@@ -11,7 +11,7 @@ from inspect import CO_VARARGS
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
-from minidist.core.base.errors import AutogradError, UsageError, quoted
+from minidist.base.errors import AutogradError, UsageError, quoted
 
 # What a call returns that has not run: its type, its name, and the remedy.
 NOT_RUN: dict[type, tuple[str, str]] = {

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.core.base.errors import MismatchError, UsageError, quoted
+from minidist.base.errors import MismatchError, UsageError, quoted
 
 HEADER_BYTES = 64
 _DIMS = 5

@@ -9,7 +9,7 @@ Proved by: tests/comm/test_remedies.py
 import re
 from traceback import walk_tb
 
-from minidist.core.base.errors import AutogradError, UsageError, quoted
+from minidist.base.errors import AutogradError, UsageError, quoted
 
 # By class and by the name that it has elsewhere: what to write.
 NAMES: dict[str, dict[str, str]] = {

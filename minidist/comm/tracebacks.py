@@ -8,11 +8,11 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+from minidist.base.errors import MinidistError, quoted
 from minidist.base.process import end_if_nobody_reads
 from minidist.base.user_file import without_ours
 from minidist.comm.call_site import is_of_user
 from minidist.comm.program_lines import shows_all
-from minidist.core.base.errors import MinidistError, quoted
 
 _PACKAGE = str(Path(__file__).parents[1])
 _OF_ARGUMENTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)

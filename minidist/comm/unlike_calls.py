@@ -10,9 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from minidist.base.errors import quoted
 from minidist.comm.call_log import Call
 from minidist.comm.differences import unlike_operations, without_shape
-from minidist.core.base.errors import quoted
 
 # Operations to which every rank passes an array of the same size. A gather takes other sizes from other ranks.
 OF_EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "reduce_scatter")

@@ -164,6 +164,16 @@ def shortened(text: str, words: Sequence[str]) -> str:
     return text
 
 
+def what_to_give(error: Exception, words: Sequence[str]) -> str:
+    """Return what the value is that a command line lacks, as an exception of click's says; "" for another exception."""
+    if type(error).__name__ not in ("MissingParameter", "BadOptionUsage"):
+        return ""
+    names = {getattr(error, "option_name", None), getattr(getattr(error, "param", None), "name", None)}
+    command, _ = command_of(words)
+    found = [] if command is None else [one.flag for one in parameters_of(command) if names & {one.name, *one.on}]
+    return "".join(f" Give it: {flag.help}." for flag in found if flag is not None)
+
+
 def stop(sentence: str, code: int) -> NoReturn:
     """Print why the program ends, once for all processes that say the same, and exit."""
     from minidist.comm.mpi.start import refuse
@@ -225,5 +235,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         text = io.StringIO()
         error.show(file=text)
-        stop(shortened(text.getvalue().rstrip("\n"), sys.argv[1:]), error.exit_code)
+        sentence = shortened(text.getvalue().rstrip("\n"), sys.argv[1:])
+        stop(sentence + what_to_give(error, sys.argv[1:]), error.exit_code)
     sys.exit(code)

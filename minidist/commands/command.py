@@ -26,9 +26,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.files import strict
 from minidist.base.limits import MAX_DIGITS
-from minidist.core.base.errors import UsageError, quoted
 
 
 class Exit(Exception):

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.file_format import format_of
 from minidist.base.limits import check_size
 from minidist.commands.command import Option
-from minidist.core.base.errors import UsageError, quoted
 
 if TYPE_CHECKING:
     from minidist.planning.architecture import Architecture

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
 from minidist.commands.command import Argument, Exit, Option, say
 from minidist.commands.flags import above_zero
-from minidist.core.base.errors import UsageError, quoted
 
 
 def grade(

@@ -6,9 +6,9 @@ Proved by: tests/commands/test_hang.py
 from pathlib import Path
 from typing import Annotated
 
+from minidist.base.errors import UsageError, quoted
 from minidist.commands.command import Argument, Option, Result, json_or_table
 from minidist.commands.flags import whole_numbers
-from minidist.core.base.errors import UsageError, quoted
 
 
 @json_or_table

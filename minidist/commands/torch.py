@@ -8,13 +8,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.extras import extra
 from minidist.base.limits import check_count, check_ranks
 from minidist.base.trace_file import write_traces
 from minidist.base.user_file import is_user_function, load_function
 from minidist.commands.command import Argument, Option, Result, grouped, json_or_table, say
 from minidist.commands.flags import Timeout, within_limits
-from minidist.core.base.errors import UsageError, quoted
 
 if TYPE_CHECKING:
     from minidist.debug.torch_ranks.program import TorchRun

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import MAX_RANKS, check_count
 from minidist.comm.launched import launched_rank
 from minidist.commands.command import Option, Result, command_line, grouped, json_or_table, say
 from minidist.commands.flags import Timeout
 from minidist.commands.options import DeepSpeed, DeviceName, EagerBytes, Ranks, on_device, takes_config, with_deepspeed
-from minidist.core.base.errors import UsageError, quoted
 from minidist.job.config.train_config import TrainConfig, resolve_dims
 
 MAX_TRACED_RANKS = 64  # whose events are kept where no --trace is given

@@ -31,7 +31,7 @@ from minidist.planning.cluster.search import Plan
 
 MODEL, LARGE, CARD, TOKENS, LENGTH = "llama-7b", "llama-65b", "h100", 2**20, 2048
 SHOWN = 3  # rows that a lesson prints
-COMPARED = {"19": "14", "20": "12"}  # a lesson -> the lesson whose row its table begins with
+COMPARED = {"11": "06", "19": "14", "20": "12"}  # a lesson -> the lesson whose row its table begins with
 KINDS = {"dp": "gradients and weights", "tp": "in the layers", "cp": "round the ring", "pp": "between stages"}
 
 

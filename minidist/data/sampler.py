@@ -25,8 +25,8 @@ from typing import Self
 import numpy as np
 
 from minidist.base.coordinates import Key, uniform
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_size
-from minidist.core.base.errors import UsageError, quoted
 from minidist.data.datasets import Dataset, Rows
 from minidist.data.stages import Visit
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_size, whole_number
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.layout import chunk_sizes
 from minidist.data.sampler import GlobalBatchSampler, microbatch_numbers, weighted_shards
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from minidist.base.errors import quoted
 from minidist.base.traces import Trace
-from minidist.core.base.errors import quoted
 
 
 def unlike_line(first: Sequence[str], other: Sequence[str], ranks: int, which: str) -> str:

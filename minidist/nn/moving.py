@@ -16,8 +16,8 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.device import device_of, moved
+from minidist.base.errors import UsageError, quoted
 from minidist.core.autograd import AutogradError, Parameter
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import track
 from minidist.nn.buffers import own_buffers
 

@@ -7,6 +7,7 @@ Proved by: tests/nn/test_llama.py
 
 from typing import Any
 
+from minidist.base.limits import check_whole
 from minidist.core.autograd import Parameter, Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.nn.module import Module
@@ -18,7 +19,7 @@ class RMSNorm(Module):
 
     def __init__(self, features: int, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0) -> None:
         self.eps = eps
-        self.weight = Parameter(xp.full(features, 1, dtype), init=("constant", 1.0))
+        self.weight = Parameter(xp.full(check_whole("features", features), 1, dtype), init=("constant", 1.0))
         self.initialize(seed)
 
     def forward(self, x: Tensor) -> Tensor:

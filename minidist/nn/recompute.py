@@ -20,9 +20,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import whole_number
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.nn.gpt import GPT
 from minidist.core.nn.layers import MLP
 from minidist.core.nn.module import Module

@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from minidist.base.errors import DtypeError, UsageError, quoted
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import Tensor
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base import arrays as xp
 
 
 def refuse_operand(value: Any) -> None:
@@ -19,9 +20,24 @@ def refuse_operand(value: Any) -> None:
         raise UsageError(f"an operation got {what}, and needs a Tensor; pass Tensor(array)")
 
 
-def refuse_values(value: Any) -> None:
-    """Raise UsageError: a Tensor of this value would not hold numbers."""
-    raise UsageError(f"Tensor({quoted(value)}); pass an array, or numbers in lists of equal lengths")
+def check_operand(value: Any, like: Any) -> None:
+    """Raise an error unless `value` becomes a tensor of the dtype of `like`, or is an array of floats."""
+    if not isinstance(like, Tensor):
+        raise UsageError(
+            f"an operation got values of type {type(value).__name__} and {type(like).__name__}, and needs a Tensor;"
+            " pass Tensor(array)"
+        )
+    if like.dtype.kind in "biu" and getattr(value, "ndim", 0) == 0 and hasattr(value, "__mod__") and value % 1 != 0:
+        raise DtypeError(
+            f"the scalar {quoted(value)} does not fit a tensor of {like.dtype}; cast the tensor to a float dtype first"
+        )
+    if value is None:  # which NumPy takes for NaN
+        refuse_operand(value)
+    if not xp.is_array(value):
+        try:
+            xp.as_array(value, like.dtype)
+        except (TypeError, ValueError):
+            refuse_operand(value)
 
 
 def check_parameters(wrapper: str, parameters: Any) -> None:
@@ -39,6 +55,26 @@ def refuse_parts(function: str, flat: Any) -> NoReturn:
     raise UsageError(
         f"{function} got a value of type {type(flat).__name__}; pass a FlatParameters, such as"
         " FlatParameters(model.parameters())"
+    )
+
+
+def refuse_layer(layer: object, linear: Any, context: Any) -> NoReturn:
+    """Raise UsageError: a tensor-parallel layer is made without a context, perhaps without a layer that it splits."""
+    name = type(layer).__name__
+    if not hasattr(linear, "weight"):
+        raise UsageError(f"{name} splits a Linear, and got a value of type {type(linear).__name__}; pass the layer")
+    raise UsageError(
+        f"{name} needs a ShardContext, and got a value of type {type(context).__name__}; let parallelize_module make"
+        f" the layer: parallelize_module(model, comm, {{'*.c_fc': {name}}})"
+    )
+
+
+def refuse_parallelize(task: object, layout: object) -> NoReturn:
+    """Raise UsageError: `parallelize` got something else than a task and a layout."""
+    value, kind = (task, "Task") if hasattr(layout, "axes") else (layout, "ParallelLayout")
+    raise UsageError(
+        f"parallelize got a value of type {type(value).__name__} in place of a {kind}; write parallelize(task, comm,"
+        " layout)"
     )
 
 

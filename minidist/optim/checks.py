@@ -12,10 +12,10 @@ from functools import cached_property, partial
 from typing import Any
 from zlib import crc32
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_flag, check_number
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import is_half
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.optim.optimizer import Group, Optimizer
 
 

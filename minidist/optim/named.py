@@ -16,8 +16,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.user_file import is_user_function, load_function
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.optim.optimizer import Optimizer
 
 # name -> module and class

@@ -15,8 +15,8 @@ Proved by: tests/optim/test_schedule.py
 import math
 from dataclasses import dataclass
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_flag, check_number, check_whole
-from minidist.core.base.errors import UsageError, quoted
 
 
 @dataclass(frozen=True)

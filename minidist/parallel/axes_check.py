@@ -13,8 +13,8 @@ Proved by: tests/misuse/test_misuse.py
 from collections.abc import Iterable
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.core.autograd import Parameter
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
 

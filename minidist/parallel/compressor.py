@@ -9,7 +9,7 @@ Proved by: tests/techniques/test_compressors.py
 
 import numpy as np
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, PointToPoint, Work
 from minidist.core.parallel.data_parallel import Bucket
 

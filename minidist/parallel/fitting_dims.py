@@ -3,7 +3,7 @@
 Proved by: tests/parallel/test_dims.py
 """
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, Mesh
 from minidist.core.parallel.dims import ParallelDims
 

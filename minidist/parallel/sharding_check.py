@@ -5,8 +5,8 @@ Proved by: tests/parallel/test_fully_shard.py, tests/misuse/test_misuse.py
 
 from collections.abc import Collection, Sequence
 
+from minidist.base.errors import UsageError, quoted
 from minidist.core.autograd import Parameter
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
 from minidist.core.parallel.fsdp import states_of, units_of

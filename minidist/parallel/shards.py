@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from copy import copy
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm

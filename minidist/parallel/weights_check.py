@@ -15,8 +15,8 @@ from zlib import crc32
 
 import numpy as np
 
+from minidist.base.errors import UsageError, quoted
 from minidist.comm.communicator import check_alike
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.nn.gpt import Attention, LanguageModel, TiedHead

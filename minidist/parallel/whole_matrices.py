@@ -20,9 +20,9 @@ Proved by: tests/parallel/test_muon.py
 from collections.abc import Iterable, Mapping
 from math import prod
 
+from minidist.base.errors import UsageError, quoted
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.layout import cut
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather, all_to_all

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import (
     BACKWARD,
     COMPUTE,

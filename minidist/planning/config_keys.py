@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import MAX_LAYERS
 from minidist.base.read_file import read_json
-from minidist.core.base.errors import UsageError, quoted
 from minidist.planning.architecture import MAX_EXPERTS, MAX_SIZE
 
 REMEDY = "give the config.json of a Hugging Face model"

@@ -66,17 +66,32 @@ def pipeline_bytes(config: TrainConfig, batches: Batches, pipeline: Sizes, first
         elements = _asynchronous_gradients(plan, pipeline, sites, lengths)
         crossing = sum(crossing_elements(config, batches, length) for length in lengths)
     total = Counter({purpose: count * itemsize for purpose, count in elements.items()})
-    total["startup"] = _startup(config, batches, plan, sum(map(len, sites.values())))
+    total["startup"] = _startup(config, batches, plan, pipeline)
     total["pipeline_activation"] = total["pipeline_gradient"] = crossing * itemsize
     return total
 
 
-def _startup(config: TrainConfig, batches: Batches, plan: Plan, sites: int) -> int:
-    """Return the bytes of fingerprints of the plan and seeds of all ranks, who holds what, and shapes at boundaries."""
-    dims, p = batches.dims, batches.dims.pp
-    sent = dims.dp * dims.cp * dims.tp * (p - 1) * (DIGEST_BYTES + p * NUMBER + sites * ROW * 8)
+def _startup(config: TrainConfig, batches: Batches, plan: Plan, pipeline: Sizes) -> int:
+    """Return the bytes before the first step with a plan: of the plan, and of the shapes at boundaries."""
+    dims = batches.dims
     crossed = sum(a != b for path, _ in input_shapes(plan, batches) for a, b in pairwise(path))
-    sent += crossed * dims.cp * dims.tp * MESSAGE
+    return plan_bytes(config, batches, pipeline) + crossed * dims.cp * dims.tp * MESSAGE
+
+
+def other_plans_bytes(config: TrainConfig, batches: Batches, pipeline: Sizes, used: set[int]) -> int:
+    """Return the bytes of plans by which no step was made. used: the numbers of micro-batches of the others.
+
+    A resumed job has a plan for its first batch, and may go on with a larger one.
+    """
+    agreed = set[int]().union(*(axis.more.get("plans", ()) for axes in pipeline for axis in axes))
+    return len(agreed - used) * plan_bytes(config, batches, pipeline)
+
+
+def plan_bytes(config: TrainConfig, batches: Batches, pipeline: Sizes) -> int:
+    """Return the bytes with which all ranks agree on a plan: its fingerprints, the seeds, and who holds what."""
+    dims, p = batches.dims, batches.dims.pp
+    sites = sum(len(axis.parameters) for axes in pipeline for axis in axes)
+    sent = dims.dp * dims.cp * dims.tp * (p - 1) * (DIGEST_BYTES + p * NUMBER + sites * ROW * 8)
     # Replicated stages: every rank tells every other which stage it holds.
     return sent + (p * (p - 1) * 2 * NUMBER if max(replicas_of(config) or [1]) > 1 else 0)
 

@@ -39,6 +39,7 @@ from minidist.planning.pipeline_volumes import (
     crossing_elements,
     group_of,
     input_shapes,
+    other_plans_bytes,
     pipeline_bytes,
     stream_lengths,
 )
@@ -98,6 +99,7 @@ def closed_form_bytes(
         # Of losses. In an asynchronous pipeline the last stage sends them to every other rank.
         losses = losses_bytes(same) if drains(config) else (dims.pp - 1) * same.accumulation * NUMBER
         total["metrics"] += steps * losses
+    total["startup"] += other_plans_bytes(config, batches, pipeline, begun)
 
     # What techniques add.
     for extension in extensions:

@@ -12,9 +12,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
 from minidist.comm.launching import writable
-from minidist.core.base.errors import UsageError, quoted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Figure

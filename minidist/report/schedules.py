@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import Plan, show
 from minidist.pipeline.passes import lower_blocking
 from minidist.pipeline.times import parse_times, read_profile

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from minidist.base.errors import quoted
 from minidist.base.traces import MessageEvent, SpanEvent, Trace
-from minidist.core.base.errors import quoted
 
 Interval = tuple[float, float]
 

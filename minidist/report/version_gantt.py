@@ -11,7 +11,7 @@ Proved by: tests/commands/test_schedule.py
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import Action, Plan
 from minidist.pipeline.timing import Timing
 from minidist.report.frame import Figure, Style, finish, line, patch
@@ -47,14 +47,14 @@ def versions_seen(plan: Plan) -> list[list[tuple[Action, int]]]:
     return result
 
 
-def version_gantt(timings: Sequence[Timing], command: str = "") -> Figure:
-    """Draw one panel per timing (made with spans=True)."""
+def version_gantt(timings: Sequence[Timing], command: str = "", titles: Sequence[str] = ()) -> Figure:
+    """Draw one panel per timing (made with spans=True). titles: one per panel, in place of its schedule and sizes."""
     longest = max(timing.makespan for timing in timings)
     figure, panels = panels_of(timings, 0.36)
     for number, timing in enumerate(timings):
         if timing.spans is None:
             raise UsageError("the picture of versions needs the spans of a plan; call time_plan(plan, spans=True)")
-        _lanes(timing, panels[2 * number], longest)
+        _lanes(timing, panels[2 * number], longest, titles[number] if titles else _title(timing.plan))
         _kept(timing, panels[2 * number + 1])
 
     handles = [
@@ -65,7 +65,15 @@ def version_gantt(timings: Sequence[Timing], command: str = "") -> Figure:
     return finish(figure, [*handles, *marks], command)
 
 
-def _lanes(timing: Timing, axes: Any, longest: float) -> None:
+def _title(plan: Plan) -> str:
+    what = "mini-batches" if plan.batch == 1 else "micro-batches"  # a mini-batch is not cut
+    return (
+        f"{plan.name}, updates: {plan.updates}, {plan.ranks} ranks, {plan.microbatches} {what}: the version that each"
+        " sees"
+    )
+
+
+def _lanes(timing: Timing, axes: Any, longest: float, title: str) -> None:
     plan = timing.plan
     for rank, (row, seen) in enumerate(zip(timing.spans or [], versions_seen(plan), strict=True)):
         for (_, start, end), (action, version) in zip(row, seen, strict=True):
@@ -84,13 +92,7 @@ def _lanes(timing: Timing, axes: Any, longest: float) -> None:
             if action.kind in ("B", "W") and (action.microbatch + 1) % plan.batch == 0:
                 axes.plot([end, end], [rank - 0.48, rank + 0.48], color=PALETTE["blocked"], linewidth=1.2)
     axes.set_xlim(0, longest or 1)
-    what = "mini-batches" if plan.batch == 1 else "micro-batches"  # a mini-batch is not cut
-    axes.set_title(
-        f"{plan.name}, updates: {plan.updates}, {plan.ranks} ranks, {plan.microbatches} {what}: the version that each"
-        " sees",
-        fontsize=9,
-        loc="left",
-    )
+    axes.set_title(title, fontsize=9, loc="left")
 
 
 def kept(timing: Timing, rank: int) -> tuple[list[float], list[int]]:

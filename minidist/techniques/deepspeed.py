@@ -8,7 +8,7 @@ Proved by: tests/config/test_deepspeed.py
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted
 
 AUTO = "auto: another program fills it in, and here the flags decide"
 

@@ -12,7 +12,7 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from minidist.core.base.errors import quoted
+from minidist.base.errors import quoted
 
 Value = Callable[[Any], Any]  # of a job as the rules see it, a `config.resolved_job.ResolvedJob`
 

@@ -12,7 +12,6 @@ from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train as train_job
 from minidist.nn.buffers import named_buffers
-from minidist.techniques.initial_weights.weights import load_initial_weights
 
 MODEL = """
 from minidist.nn import relu
@@ -55,6 +54,9 @@ def test_a_resumed_job_evaluates_the_model_that_was_saved(train, tmp_path, then)
 
 
 def test_a_new_job_begins_with_the_statistics_of_its_initial_weights(train, tmp_path):
+    # Here, so that the other tests are collected without this technique.
+    from minidist.techniques.initial_weights.weights import load_initial_weights
+
     train(2, save=str(tmp_path / "ck"))
     saved = Checkpoint(tmp_path / "ck")
     config = config_of(tmp_path, 2, init_from=str(tmp_path / "ck"))

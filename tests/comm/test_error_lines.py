@@ -111,14 +111,7 @@ def test_a_reader_that_has_gone_ends_a_program_without_a_word(folder, command, u
             "Embedding(3, 4, dtype='x')",
             "minidist's Embedding was called with num_embeddings=3, embedding_dim=4, dtype='x'",
         ),
-        (
-            "RowParallelLinear(3, 4)",
-            "minidist's RowParallelLinear was called with linear=3, context=4, name='the layer'",
-        ),
-        (
-            "parallelize(Linear(2, 2), comm, 3)",
-            "minidist's parallelize was called with task=a Linear, comm=a CheckedComm",
-        ),
+        ("Block(3, 4)", "minidist's Block was called with config=3, dtype=4, attention_fn=a function"),
         ("int('x')", None),
         ("Tensor([1.0]).max('x')", None),  # our own sentence says it
     ],

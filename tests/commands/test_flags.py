@@ -90,6 +90,19 @@ def test_every_float_of_a_job_has_a_range(text):
         TrainConfig.make(betas=f"0.9,{text}")
 
 
+@each(
+    ("words", "sentence"),
+    [
+        ("hang", "Missing argument 'folder'. Give it: the folder with one dump per rank, such as nccl_trace_rank_0"),
+        ("train --num-layers", "Option '--layers' requires an argument. Give it: blocks of the model; hidden"),
+        ("lesson copy", "Missing argument 'folder'. Give it: where the lessons go."),
+        ("train --nope", "No such option: --nope"),
+    ],
+)
+def test_what_is_missing_is_said_with_what_to_give(words, sentence, minidist):
+    assert sentence in minidist(*words.split(), code=2).err
+
+
 RANGE = "it must be a number from 1e-30 to 1e+30"
 
 

@@ -4,13 +4,14 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from minidist.cli import main
 from minidist.core.base.errors import UsageError
 from minidist.core.optim import AdamW
-from minidist.course.museum import Catch, CheckResult, Exhibit, Patch, Recording, exhibits, find, run_exhibit
+from minidist.course.museum import Catch, CheckResult, Exhibit, Patch, Recording, exhibits, find, jobs, run_exhibit
 from minidist.course.museum.exhibit_run import curve, table
 from minidist.pipeline.schedules import from_text, get_schedule
 from minidist.pipeline.validate import PlanError, validate
@@ -54,6 +55,12 @@ SAYS = {
 # No gradient and no weight differs. Of 20c and 26c the job shows nothing at all: the tests that they name show them.
 SILENT = {"19a", "19b", "19c", "20c", "26a", "26c"}
 UNSEEN = {"20c", "26c"}
+
+
+def test_the_exhibit_of_a_technique_that_is_not_there_says_so():
+    exhibit = replace(find("127")[0], job=lambda: jobs.train_job(1, 1, setting_of_a_folder=1)())
+    with pytest.raises(UsageError, match=r"exhibit 127 shows a bug in a technique .*unknown setting 'setting_of"):
+        run_exhibit(exhibit)
 
 
 @each

@@ -98,30 +98,27 @@ def test_the_composite_block_computes_what_the_fused_one_does():
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("what", CHOICES[1:])
-def test_gradients_have_the_same_bits_with_dropout(what):
+def have_the_same_bits(models):
+    """Assert that the loss and the gradients of two models are the same after a step."""
     results = []
-    for choice in ("none", what):
-        model = gpt(2, choice, 10, 16, 2, 0.2)
+    for model in models:
         loss = step(model, 3, 10)
         loss.backward()
         results.append([loss.data, *(parameter.grad for parameter in model.parameters())])
     for plain, again in zip(*results, strict=True):
         assert np.array_equal(plain, again)
+
+
+@pytest.mark.parametrize("what", CHOICES[1:])
+def test_gradients_have_the_same_bits_with_dropout(what):
+    have_the_same_bits(gpt(2, choice, 10, 16, 2, 0.2) for choice in ("none", what))
 
 
 @pytest.mark.parametrize(("what", "top_k"), [("full", 1), ("full", 2), ("sqrt", 1), ("budget:80000", 2)])
 def test_experts_are_balanced_by_the_same_bits(what, top_k):
     """The balancing loss is computed inside the blocks and comes out of a recomputed one with its gradient."""
-    results = []
-    for choice in ("none", what):
-        model = GPT(GPTConfig(11, 10, 16, 3, 2, 0.2, n_experts=4, expert_top_k=top_k, aux_loss_weight=1.0))
-        recompute(model, choice, None, (3, 10, 16), np.float32)
-        loss = step(model, 3, 10)
-        loss.backward()
-        results.append([loss.data, *(parameter.grad for parameter in model.parameters())])
-    for plain, again in zip(*results, strict=True):
-        assert np.array_equal(plain, again)
+    config = GPTConfig(11, 10, 16, 3, 2, 0.2, n_experts=4, expert_top_k=top_k, aux_loss_weight=1.0)
+    have_the_same_bits(recompute(GPT(config), choice, None, (3, 10, 16), np.float32) for choice in ("none", what))
 
 
 def test_an_mlp_recomputes_its_layers():

@@ -34,6 +34,21 @@ def loss_of(model, step, number, count):
         return model(*batch(step, number), float(count * ROWS * LENGTH))
 
 
+def sum_contributions(model, flat, step, count, add, loss=loss_of):
+    """Run the `count` micro-batches of a step; each gradient becomes add(its contributions by micro-batch)."""
+    caught = []
+    for number in range(count):
+        parts = {}
+        token = contribution_recorder.set(lambda p, a, parts=parts: parts.setdefault(p, []).append(a))
+        loss(model, step, number, count).backward()
+        contribution_recorder.reset(token)
+        caught.append(parts)
+    flat.zero_grad()
+    for parameter in flat.parameters:
+        if parameter.requires_grad:
+            parameter.grad = add([parts.get(parameter, []) for parts in caught])
+
+
 def add_in_order(sites, order):
     return order.add("", sites)
 
@@ -52,17 +67,7 @@ def one_device(
     optimizer = make_optimizer(flat)
     order = GradientOrder(replicas, synchronize_each)
     for step in range(steps):
-        caught = []
-        for number in range(replicas * local):
-            parts = {}
-            token = contribution_recorder.set(lambda p, a, parts=parts: parts.setdefault(p, []).append(a))
-            loss_of(model, step, number, replicas * local).backward()
-            contribution_recorder.reset(token)
-            caught.append(parts)
-        flat.zero_grad()
-        for parameter in flat.parameters:
-            if parameter.requires_grad:
-                parameter.grad = add([c.get(parameter, []) for c in caught], order)
+        sum_contributions(model, flat, step, replicas * local, lambda sites: add(sites, order))
         if clip is not None:
             groups = units(model) if units else [flat.parameters]
             arrays = [np.concatenate([_grad(p) for p in group]) for group in groups]

@@ -3,7 +3,7 @@ papers.
 """
 
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -14,7 +14,6 @@ from minidist.base.arrays import quiet_overflow
 from minidist.base.half import all_finite, named_dtype
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
-from minidist.core.autograd import contribution_recorder
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import AdamW
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
@@ -25,7 +24,7 @@ from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.shards import clip_shards_
 from minidist.parallel.zero import ZeroOptimizer
 from tests.cases import each
-from tests.parallel.models import assert_same, loss_of, small_gpt, tensors_of
+from tests.parallel.models import assert_same, loss_of, small_gpt, sum_contributions, tensors_of
 
 ADAM = {"lr": 0.01, "weight_decay": 0.1}
 FROZEN = ("wpe", "h.0.mlp.c_fc", "ln_f")
@@ -59,19 +58,9 @@ def in_order_of(each, by_block, dtype, replicas, local, steps, clip, frozen):
     model, scaler = small_gpt(frozen=frozen, dtype=named_dtype(dtype)), scaler_of(dtype)
     flat = FlatParameters(model.parameters())
     optimizer, order = AdamW(flat, **ADAM), GradientOrder(replicas, each)
+    scaled = loss_of if scaler is None else lambda *place: loss_of(*place) * scaler.scale
     for step in range(steps):
-        caught = []
-        for number in range(replicas * local):
-            parts = {}
-            token = contribution_recorder.set(lambda p, a, parts=parts: parts.setdefault(p, []).append(a))
-            loss = loss_of(model, step, number, replicas * local)
-            (loss if scaler is None else loss * scaler.scale).backward()
-            contribution_recorder.reset(token)
-            caught.append(parts)
-        flat.zero_grad()
-        for parameter in flat.parameters:
-            if parameter.requires_grad:
-                parameter.grad = order.add("", [c.get(parameter, []) for c in caught])
+        sum_contributions(model, flat, step, replicas * local, partial(order.add, ""), scaled)
         overflow = scaler is not None and not all_finite(flat.grad)
         if not overflow:
             optimizer.grad_scale = 1.0 if scaler is None else 1 / scaler.scale

@@ -1,5 +1,6 @@
 """Batches that change while a job trains: equal to one device that is told them, resumed, counted in closed form."""
 
+from collections import Counter
 from math import inf
 from types import SimpleNamespace
 
@@ -14,9 +15,11 @@ from minidist.job.checkpoint.resume import read_job_state
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
+from minidist.planning.volumes import phases_bytes
 from minidist.techniques.adaptive_batch.noise_scale import NoiseScale
 from minidist.techniques.adaptive_batch.plan import VaryingPlan
 from tests.cases import each
+from tests.jobs import sent_bytes
 from tests.train.test_shares import check_bytes, config_of
 
 SLOWDOWN = (1.0, 2.0, 4.0, 1.0)
@@ -82,14 +85,20 @@ def test_a_batch_grows_by_micro_batches_within_its_bounds():
     assert all(shares == cut_batch(shares.samples, 2, shares.samples // 2) for shares, _ in runs)
 
 
-@pytest.mark.parametrize("values", [MEASURED, BOTH, PIPELINE])
-def test_a_resumed_job_has_the_same_batches_and_bits(values, tmp_path):
-    ranks, saved = values["dp"] * values.get("pp", 1), {"save": str(tmp_path / "a"), "every": 3}
+@pytest.mark.parametrize(("values", "done"), [(MEASURED, 3), (BOTH, 3), ({**PIPELINE, "steps": 6}, 5)])
+def test_a_resumed_job_has_the_same_batches_and_bits(values, done, tmp_path):
+    ranks, saved = values["dp"] * values.get("pp", 1), {"save": str(tmp_path / "a"), "every": done}
     whole = world(ranks).run(train, config_of(**values, **saved)[0])[0]
     resumed = {**saved, "save": str(tmp_path / "b")}
-    world(ranks).run(train, config_of(**{**values, "steps": 3}, **resumed)[0])
-    rest = world(ranks).run(train, config_of(**values, **resumed, resume=True)[0])[0]
-    assert (rest.losses, rest.digest, rest.first_step) == (whole.losses, whole.digest, 3)
+    world(ranks).run(train, config_of(**{**values, "steps": done}, **resumed)[0])
+    config, batches, _ = config_of(**values, **resumed, resume=True)
+    sim = world(ranks)
+    results = sim.run(train, config)
+    rest = results[0]
+    assert (rest.losses, rest.digest, rest.first_step) == (whole.losses, whole.digest, done)
+    # In a pipeline also with the plan of the first batch, by which no step is made.
+    closed = phases_bytes(config, batches, [result.phases for result in results], done, rest.runs)
+    assert sent_bytes(sim) - Counter(checkpoint=16 * (ranks - 1)) == closed
     # Saving begins a new measurement.
     plan = VaryingPlan(*config_of(**values)[:2], NoiseScale())
     plan.seconds = [1.0]

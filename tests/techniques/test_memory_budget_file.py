@@ -97,14 +97,20 @@ def test_a_step_stays_below_the_budget_from_the_second_time_on(tmp_path):
     assert 1 < peaks[-1][0] < 8
 
 
-def test_a_resumed_job_goes_on(tmp_path):
-    saved, settings = str(tmp_path / "saved"), {**JOB, "dp": 2, "steps": 6}
-    (tmp_path / "all").write_text(str(PLENTY))
-    first = {**settings, "steps": 3, "memory_budget_file": str(tmp_path / "all")}
-    SimWorld(2).run(train, TrainConfig.make(**first, save=saved))
-    then = TrainConfig.make(**{**settings, "memory_budget_file": str(tmp_path / "all")}, save=saved, resume=True)
-    resumed = SimWorld(2).run(train, then)[0].losses
-    assert resumed == pytest.approx(SimWorld(2).run(train, TrainConfig.make(**settings))[0].losses, rel=1e-5)
+@pytest.mark.parametrize("layout", [{"dp": 2}, {"dp": 2, "pp": 2, "zero": 1}], ids=str)
+def test_a_resumed_job_goes_on_with_the_saved_micro_batch_to_the_same_bits(tmp_path, layout):
+    """Also where the budget changes after that, because the checkpoint knows what the sizes before have added."""
+    budgets, saved = {1: 1, 6: PLENTY, 8: 420_000}, str(tmp_path / "saved")
+    whole, micros, *_ = run(tmp_path, layout, budgets, steps=11, save=saved, every=5)
+    assert micros[5] not in (2, micros[-1])
+
+    (tmp_path / "saved" / "latest").write_text("step-00000005\n")
+    later = {5: 1, **{step: budget for step, budget in budgets.items() if step > 5}}
+    again, rest, sent, closed = run(tmp_path, layout, later, steps=11, save=saved, resume=True)
+    assert rest == micros[5:]
+    assert again[0].losses == whole[0].losses
+    assert [result.digest for result in again] == [result.digest for result in whole]
+    assert sent - Counter(checkpoint=sent["checkpoint"]) == closed
 
 
 @pytest.mark.parametrize("layout", [["--dp", "2"], ["--dp", "2", "--pp", "2", "--zero", "3"]], ids=str)

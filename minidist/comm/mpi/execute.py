@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from minidist.base.errors import MinidistError, MismatchError, UsageError, reason
@@ -20,7 +21,7 @@ from minidist.comm.mpi.start import give_up
 from minidist.comm.mpi.waits import Returned
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.program_lines import lines_of
-from minidist.comm.tracebacks import traceback_of
+from minidist.comm.tracebacks import note_call, traceback_of
 
 
 def execute_mpi(
@@ -83,6 +84,19 @@ def packed(world: MPIWorld, result: Any) -> bytes:
         ) from None
 
 
+def is_broken_off(world: MPIWorld, error: BaseException) -> bool:
+    """Return whether MPI has failed in a call of this package, and not because of the arguments of the call.
+
+    MPICH reads the memory of other ranks' processes, and may notice that one is gone before mpiexec ends the job.
+    """
+    if not isinstance(error, world.MPI.Exception):
+        return False
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    caller = [file for file in files if not file.endswith(".pyx")][-1]
+    causes = (world.MPI.ERR_OTHER, world.MPI.ERR_INTERN, world.MPI.ERR_UNKNOWN)
+    return error.Get_error_class() in causes and Path(caller).parent == Path(__file__).parent
+
+
 def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
     """Print what went wrong on this rank, once for all ranks that say the same, and end all processes."""
     code = EXIT_CODE if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
@@ -103,7 +117,13 @@ def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
             text, key = f"{place}: {interruption(world.place)}", "interrupted"
         elif isinstance(error, SystemExit):
             text = f"{place}: SystemExit {error}; the job ends."
+        elif is_broken_off(world, error):
+            text = (
+                f"{place}: MPI cannot go on ({str(error).splitlines()[-1].strip()}), as where the process of another"
+                " rank has ended; start the job again, with --resume where it saves checkpoints"
+            )
         else:
+            note_call(error)
             text = f"{place} raised; the job ends.\n{traceback_of(error)}"
         sys.stdout.flush()  # Abort would lose what was printed before
     world.end(f"minidist: {text or place}", code, key or text.replace(f"rank {world.rank}", "rank"))

@@ -29,12 +29,12 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from minidist.base.errors import UsageError, quoted
 from minidist.comm.call_site import call_site
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.comm.sim.watched import Watched
 from minidist.core.base import hooks
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import current_purpose, purpose
 from minidist.core.comm.communicator import ANY, Comm, PointToPoint, Work
 from minidist.core.comm.sim.matching import Key, SimRequest, Stream

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidist.base.errors import DeadlockError, MismatchError, RankDeadError, UsageError, quoted
 from minidist.base.interrupts import interruptible
 from minidist.base.limits import check_number, check_whole
 from minidist.base.traces import Trace
@@ -30,7 +31,6 @@ from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
 from minidist.comm.sim.process_state import ProcessState
 from minidist.comm.sim.watched import AnySource, Chooser, LinkModel, RunState, Watched, earliest
 from minidist.comm.tags import LocatedRequest
-from minidist.core.base.errors import DeadlockError, MismatchError, RankDeadError, UsageError, quoted
 from minidist.core.base.fibers import FiberExit
 from minidist.core.comm.communicator import Comm, PointToPoint, Request, Work
 from minidist.core.comm.sim.matching import Stream

@@ -23,7 +23,7 @@ from minidist.core.autograd.parameter import BackwardObserver, Parameter
 from minidist.core.autograd.tensor import Node, Tensor, contribution_recorder, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import AutogradError, ShapeError, quoted
+from minidist.core.base.errors import AutogradError, ShapeError
 from minidist.core.base.trace import watchers
 
 _creation = attrgetter("index")
@@ -44,7 +44,7 @@ def backward(
     The graph is used up: a second backward through any node of it raises AutogradError.
     """
     if weight_gradients not in ("now", "deferred"):
-        raise AutogradError(f"weight_gradients must be 'now' or 'deferred', not {quoted(weight_gradients)}")
+        raise AutogradError(f"weight_gradients must be 'now' or 'deferred', not {hooks.quoted(weight_gradients)}")
     root = tensor.node
     if root is None:
         raise AutogradError(
@@ -170,12 +170,9 @@ class BackwardPass:
                 source.receive(result, fresh)
 
         # Gradients of the weights, now or later.
+        take = self.site_done if self.store is None else self.store.put
         for parameter, vjp in weights:
-            cost = next(costs, None)
-            if self.store is not None:
-                self.store.put(parameter, partial(vjp, gradient), cost)
-            else:
-                self.site_done(parameter, partial(vjp, gradient), cost)
+            take(parameter, partial(vjp, gradient), next(costs, None))
 
     def site_done(
         self, parameter: Parameter, compute: Callable[..., Any] | None = None, cost: tuple[int, int] | None = None

@@ -17,26 +17,17 @@ from typing import Any
 from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import ShapeError, quoted
+from minidist.core.base.errors import ShapeError
 
 
 def as_tensor(value: Any, like: Tensor) -> Tensor:
     """`value` as a tensor. Any Python or NumPy scalar takes the dtype of `like`; so do arrays of integers or bools."""
     if isinstance(value, Tensor):
         return value
-    if not isinstance(like, Tensor):
-        hooks.operation_checks().refuse_operands(value, like)
-    if xp.is_array(value) and value.ndim > 0 and value.dtype.kind not in "biu":
-        return Tensor(value)
-    if like.dtype.kind in "biu" and getattr(value, "ndim", 0) == 0 and hasattr(value, "__mod__") and value % 1 != 0:
-        hooks.operation_checks().refuse_scalar(value, like)
-    if value is None:  # which NumPy takes for NaN
-        hooks.wrong_arguments().refuse_operand(value)
-    try:
-        return Tensor(xp.as_array(value, like.dtype))
-    except (TypeError, ValueError):
-        hooks.wrong_arguments().refuse_operand(value)
-        raise
+    if not isinstance(value, (int, float)) or not isinstance(like, Tensor) or like.dtype.kind in "biu":
+        hooks.wrong_arguments().check_operand(value, like)
+    keeps_dtype = xp.is_array(value) and value.ndim > 0 and value.dtype.kind not in "biu"
+    return Tensor(value if keeps_dtype else xp.as_array(value, like.dtype))
 
 
 def pair(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
@@ -58,11 +49,9 @@ def operands(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
 
 def operand(x: Tensor) -> Tensor:
     """x as an operation sees it that computes in float32: x itself, or a `HalfOperand` when it is half precision."""
-    try:
-        dtype = x.data.dtype
-    except AttributeError:
+    if not isinstance(x, Tensor):
         hooks.wrong_arguments().refuse_operand(x)
-        raise
+    dtype = x.data.dtype
     return hooks.precision().HalfOperand(x) if dtype.itemsize == 2 and xp.is_half(dtype) else x
 
 
@@ -131,7 +120,7 @@ def reshape(x: Tensor, *shape: Any) -> Tensor:
     except ValueError:
         raise ShapeError(f"reshape: {x.size} elements of shape {old} do not fill shape {tuple(wanted)}") from None
     except TypeError:
-        raise ShapeError(f"reshape: {quoted(wanted)} is not a shape; pass whole numbers, one may be -1") from None
+        raise ShapeError(f"reshape: {hooks.quoted(wanted)} is not a shape; pass whole numbers, one may be -1") from None
     return record("reshape", data, ((x, lambda g: g.reshape(old)),), cost=0)
 
 
@@ -162,7 +151,7 @@ def axes_of(name: str, x: Tensor, axis: Any) -> tuple[int, ...]:
     axes = tuple(range(x.ndim)) if axis is None else tuple(axis) if isinstance(axis, Iterable) else (axis,)
     for a in axes:
         if a not in range(-x.ndim, x.ndim):
-            raise ShapeError(f"{name}: axis {quoted(a)} does not exist in shape {x.shape}")
+            raise ShapeError(f"{name}: axis {hooks.quoted(a)} does not exist in shape {x.shape}")
     return tuple(a % x.ndim for a in axes)
 
 

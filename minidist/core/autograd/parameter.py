@@ -133,11 +133,7 @@ class Parameter(Tensor):
     def data(self) -> xp.Array:
         """The array now bound; an error while the parameter is released."""
         if self._data is None:
-            raise AutogradError(
-                f"parameter {self.name!r} of shape {self.shape} is released: the module that it was sharded with is not"
-                " computing now; call that module itself (not a part of it), read this rank's part from"
-                " shards_of(model), or all parts with gather_tensors(shards_of(model), optimizer)"
-            )
+            raise hooks.operation_checks().released(self) or AutogradError(f"parameter {self.name!r} is released")
         for watcher in watchers.get():
             watcher.parameter_read(self)
         return self._data

@@ -127,16 +127,10 @@ class Tensor:
     name: Any = ""
 
     def __init__(self, data: Any, requires_grad: bool = False) -> None:
-        if type(data) is xp.ndarray:
-            self.data = data
-        else:
-            try:
-                self.data = xp.as_array(data)
-            except ValueError:
-                hooks.wrong_arguments().refuse_values(data)
-                raise
-            if self.data.dtype.kind in "OSU":
-                hooks.wrong_arguments().refuse_values(data)
+        if type(data) is not xp.ndarray:
+            is_number = isinstance(data, (float, xp.float32))  # such as a loss
+            data = xp.as_array(data) if is_number else (hooks.numbers_of or xp.as_array)(data)
+        self.data = data
         if requires_grad and self.data.dtype.kind in "biu":
             hooks.operation_checks().refuse_integers(self)
         self.node = Node("leaf") if requires_grad else None

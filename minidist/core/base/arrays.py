@@ -1,8 +1,5 @@
 """The array functions that autograd, nn, optim and the strategies use, for NumPy, CuPy and meta arrays.
 
-The functions of NumPy below, and the attributes of an array that the package uses, are those that
-minidist/base/array_interface.py lists.
-
 NumPy's functions pass CuPy arrays (and any other array type that implements `__array_ufunc__` and `__array_function__`)
 to their own library, so one name serves both. This file adds what the protocols do not cover: creating an array *like*
 another one, scattering into rows, and sums that are fast on both.
@@ -36,8 +33,8 @@ concatenate, stack, take, copyto = np.concatenate, np.stack, np.take, np.copyto
 broadcast_to, moveaxis, swapaxes = np.broadcast_to, np.moveaxis, np.swapaxes
 empty_like, ones_like = np.empty_like, np.ones_like
 
-# The device of new arrays that are not made like another one; None: the host, with NumPy. Set by device.py.
-creating: ContextVar[Any] = ContextVar("minidist_creating", default=None)
+# What makes new arrays that are not made like another one: NumPy, or the device that device.py sets.
+creating: ContextVar[Any] = ContextVar("minidist_creating", default=np)
 
 # Multiplies two matrices on the host; mkl.py sets another function.
 host_product: Callable[..., Array] = matmul
@@ -64,7 +61,7 @@ def as_array(value: Any, dtype: Any = None) -> Array:
     if isinstance(value, ndarray) or (not isinstance(value, generic) and is_array(value)):
         return value if dtype is None or value.dtype == dtype else value.astype(dtype)
     made = np.asarray(value, dtype=dtype)
-    return made if creating.get() is None else to_device(made)
+    return made if creating.get() is np else to_device(made)
 
 
 def device_arange(*arguments: Any) -> Array:
@@ -75,23 +72,21 @@ def device_arange(*arguments: Any) -> Array:
 def to_device(value: Array) -> Array:
     """One of NumPy's arrays, on the device on which new arrays are made."""
     device = creating.get()
-    return value if device is None else device.asarray(value)
+    return value if device is np else device.asarray(value)
 
 
 def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     """An uninitialised C-contiguous array on the device of `like` (the host when None)."""
-    if like is None and (device := creating.get()) is not None:
-        return device.empty(shape, dtype)  # type: ignore[no-any-return]
-    if like is None or type(like) is ndarray:
-        return np.empty(shape, dtype)
-    return np.empty(shape, dtype, like=like)
+    if like is None:
+        return creating.get().empty(shape, dtype)  # type: ignore[no-any-return]
+    return np.empty(shape, dtype) if type(like) is ndarray else np.empty(shape, dtype, like=like)
 
 
 def zeros(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     """An array of zeros on the device of `like`."""
-    if like is None and (device := creating.get()) is not None:
-        return device.zeros(shape, dtype)  # type: ignore[no-any-return]
-    return np.zeros(shape, dtype) if like is None or type(like) is ndarray else np.zeros(shape, dtype, like=like)
+    if like is None:
+        return creating.get().zeros(shape, dtype)  # type: ignore[no-any-return]
+    return np.zeros(shape, dtype) if type(like) is ndarray else np.zeros(shape, dtype, like=like)
 
 
 def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array:
@@ -203,15 +198,6 @@ def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
 def is_half(dtype: Any) -> bool:
     """Whether it is a 16-bit float. (bfloat16 is of NumPy's kind "V", because ml_dtypes defines it.)"""
     return dtype.itemsize == 2 and dtype.kind in "fV"
-
-
-def named_dtype(name: str) -> Any:
-    """The dtype called `name`, "bfloat16" among them (which NumPy knows once ml_dtypes is imported)."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
 
 
 def upcast(value: Array) -> Array:

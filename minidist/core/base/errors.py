@@ -63,31 +63,3 @@ class RankDeadError(CommunicationError):
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
         self.rank = rank
-
-
-MAX_QUOTED = 80  # characters of a user's value in a message
-
-
-def quoted(value: object, marks: bool = True, most: int = MAX_QUOTED) -> str:
-    """Return a user's value for an error message: its repr, shortened to at most `most` characters.
-
-    The middle is left out. marks: with quotation marks around a text.
-    """
-    # A text is cut before its repr is made: it may have megabytes. Other values may be too deep or too large for one.
-    size = 0
-    if isinstance(value, str):
-        size = len(value)
-        if size > most:
-            value = value[:most] + value[-most:]
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):
-        return f"a very large {type(value).__name__}"
-    if isinstance(value, str) and not marks:
-        text = text[1:-1]
-
-    # Control characters grow in a repr, so it is measured again.
-    if max(size, len(text) - 2 * marks) <= most:
-        return text
-    half = most // 2 - 2
-    return f"{text[:half]}...{text[-half:]}" + (f" ({size:,} characters)" if size > most else "")

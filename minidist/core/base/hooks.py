@@ -93,6 +93,8 @@ read_by_others = inf
 batch_coordinates: Callable[..., AbstractContextManager[Any]] = _any_place
 check_number = check_whole = checked_setting = _as_given
 describe: Callable[[Any], str] = object.__repr__
+named_dtype: Callable[[str], Any] = str  # NumPy takes the names of its dtypes
 guard: Callable[..., Any] = _NoGuard
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
 optimizer_attribute: Callable[[Any, str], Any] = object.__getattribute__
+quoted: Callable[[object], str] = repr  # a value of the user in the sentence of an error

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base import hooks
+from minidist.core.base.errors import UsageError
 
 
 def chunk_sizes(total: int, parts: int) -> list[int]:
@@ -21,7 +22,7 @@ def chunk_sizes(total: int, parts: int) -> list[int]:
         quotient, remainder = divmod(total, parts)
         return [quotient + 1] * remainder + [quotient] * (parts - remainder)
     except TypeError:
-        raise UsageError(f"chunk_sizes({quoted(total)}, {quoted(parts)}); pass two whole numbers") from None
+        raise UsageError(f"chunk_sizes({hooks.quoted(total)}, {hooks.quoted(parts)}); pass two whole numbers") from None
 
 
 def offsets(sizes: list[int]) -> list[int]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import quoted
+from minidist.core.base import hooks
 
 
 def fingerprint(data: bytes | str, size: int = 16) -> np.ndarray:
@@ -70,7 +70,8 @@ def initial_weight(seed: int, name: str, shape: tuple[int, ...], law: str, scale
         values = np.full(shape, scale, dtype=np.float64)
     else:
         raise ValueError(
-            f"unknown law {quoted(law)} of the initial weight {quoted(name)}; one of normal, uniform, constant"
+            f"unknown law {hooks.quoted(law)} of the initial weight {hooks.quoted(name)};"
+            " one of normal, uniform, constant"
         )
     # Drawn on the host, so that a model has the same values on every device.
     return xp.to_device(values)

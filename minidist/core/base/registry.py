@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from minidist.core.base import hooks
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.errors import UsageError
 
 Entry = TypeVar("Entry")
 
@@ -40,5 +40,5 @@ class Registry(dict[str, Entry]):
             return self[known]
         found: Entry = self[name] if hooks.load_more(self) else hooks.other_entry(self, str(name))
         if not found:
-            raise UsageError(f"unknown {self.kind} {quoted(str(name))}; there are {', '.join(sorted(self))}")
+            raise UsageError(f"unknown {self.kind} {hooks.quoted(str(name))}; there are {', '.join(sorted(self))}")
         return found

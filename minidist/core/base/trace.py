@@ -17,7 +17,8 @@ tests/autograd/test_deferred_and_recorded.py
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base import hooks
+from minidist.core.base.errors import UsageError
 
 _PURPOSES = """
 gradient_reduce parameter_gather
@@ -49,7 +50,7 @@ class purpose:
     def __init__(self, name: str, whole: bool = False) -> None:
         if name not in PURPOSES:
             raise UsageError(
-                f"unknown message purpose {quoted(name)}; one of {', '.join(PURPOSES)}; new_purpose adds it"
+                f"unknown message purpose {hooks.quoted(name)}; one of {', '.join(PURPOSES)}; new_purpose adds it"
             )
         self.name, self.whole = name, whole
 

@@ -76,7 +76,7 @@ class FlatParameters:
             parameter.grad = gradient
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        hooks.refusals().refuse_copy(self._unit())
+        hooks.refusals().refuse_copy(self.unit)
         return super().__reduce_ex__(protocol)
 
     def __len__(self) -> int:
@@ -86,10 +86,7 @@ class FlatParameters:
     def data(self) -> xp.Array:
         """The bound flat array of `padded_numel` elements; an error while released."""
         if self._data is None:
-            raise AutogradError(
-                f"the values of {self._unit()} are released; read this rank's part from shards_of(model), or all parts"
-                " with gather_tensors(shards_of(model), optimizer)"
-            )
+            raise hooks.operation_checks().released(self) or AutogradError(f"{self.unit} is released")
         return self._data
 
     @property
@@ -105,7 +102,7 @@ class FlatParameters:
         # A stashed or gathered array may come with the padding or without it.
         if array.shape not in ((self.numel,), (self.padded_numel,)):
             raise ShapeError(
-                f"bind: array of shape {array.shape} for {self._unit()}; "
+                f"bind: array of shape {array.shape} for {self.unit}; "
                 f"expected ({self.padded_numel},) or ({self.numel},)"
             )
 
@@ -198,5 +195,7 @@ class FlatParameters:
         """Return where `parameter` lies in the flat arrays."""
         return self._places[parameter]
 
-    def _unit(self) -> str:
+    @property
+    def unit(self) -> str:
+        """The unit in words, by its first and last parameter."""
         return f"the unit [{self.names[0]!r} .. {self.names[-1]!r}]" if self.names else "an empty unit"

@@ -76,9 +76,7 @@ class Attention(Module):
         self.attention_fn = attention_fn
         self.c_attn = Conv1D(width, 3 * width, dtype=dtype, seed=None)
         self.c_proj = Conv1D(width, width, dtype=dtype, scale=0.02 * (2 * config.n_layer) ** -0.5, seed=None)
-        self.attn_dropout = hooks.attention_dropout(
-            config.attention_dropout, config.n_head
-        )  # NOTHING without a library: not active
+        self.attn_dropout = hooks.attention_dropout(config.attention_dropout, config.n_head)  # without a library: none
         self.resid_dropout = hooks.dropout(config.dropout) or Identity()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from typing import Any
 from minidist.core.autograd import BackwardObserver, BackwardPass, Parameter, backward_hooks, current_pass
 from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce, broadcast
 from minidist.core.comm import Comm
@@ -48,7 +48,7 @@ BUCKET_MEGABYTES = 25.0  # PyTorch's default
 def operation_of(reduction: str) -> str:
     """Return the operation of a collective, "avg" or "sum", for a wrapper's `reduction`, "mean" or "sum"."""
     if reduction not in ("mean", "sum"):
-        raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
+        raise UsageError(f"reduction={hooks.quoted(reduction)}; it must be 'mean' or 'sum'")
     return "avg" if reduction == "mean" else "sum"
 
 

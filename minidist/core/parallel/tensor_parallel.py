@@ -210,6 +210,8 @@ class ColumnParallelLinear(Module):
     def __init__(
         self, linear: Affine, context: ShardContext, name: str = "the layer", *, blocks: int = 1, replicas: int = 1
     ) -> None:
+        if not isinstance(context, ShardContext):
+            hooks.wrong_arguments().refuse_layer(self, linear, context)
         shards = context.comm.size // replicas
         hooks.check_divisible(linear.out_features, f"out features of {name}", shards, "tensor", blocks=blocks)
         self.comm, self.name, self.activation = context.comm, linear.name, linear.activation
@@ -236,6 +238,8 @@ class RowParallelLinear(Module):
     """
 
     def __init__(self, linear: Affine, context: ShardContext, name: str = "the layer") -> None:
+        if not isinstance(context, ShardContext):
+            hooks.wrong_arguments().refuse_layer(self, linear, context)
         # The rows of W are split, and the bias is whole on every rank.
         hooks.check_divisible(linear.in_features, f"in features of {name}", context.comm.size, "tensor")
         self.comm, self.name = context.comm, linear.name

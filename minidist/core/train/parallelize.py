@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Parameter
+from minidist.core.base import hooks
 from minidist.core.comm import Comm, Mesh, check_communicator
 from minidist.core.nn import Module
 from minidist.core.parallel.dims import Axes
@@ -55,6 +56,8 @@ class Parts:
 def parallelize(task: Task, comm: Comm, layout: ParallelLayout, parts: Parts = Parts()) -> Any:
     """Apply every axis to the task's model and return this rank's strategy. All ranks of `comm` call it (startup)."""
     check_communicator(comm, "parallelize")
+    if not (isinstance(task, Task) and isinstance(layout, ParallelLayout)):
+        hooks.wrong_arguments().refuse_parallelize(task, layout)
     axes = layout.axes(comm)
 
     # 1, before tensor parallelism: the experts that a rank keeps are sharded by it, too.

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.errors import quoted
 from minidist.core.autograd import Tensor
-from minidist.core.base.errors import quoted
 
 MAX_DEPTH = 20  # lists in lists
 MAX_ENTRIES = 1_000_000  # of all lists of an answer together

@@ -61,9 +61,6 @@ class Limits:
     messages: int = 100
 
 
-PROCESS = "minidist.course.lesson.answer_process"
-
-
 class ProcessEndedError(MinidistError):
     """The process that ran the answer ended, or had to be ended."""
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidist.base.errors import reason
+from minidist.base.records import WrongValue
 from minidist.core.base.errors import MinidistError, UsageError
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import CheckResult, Exhibit, Patch, Recording
@@ -194,8 +196,19 @@ def compare(right: Recording, wrong: Recording) -> dict[str, Difference]:
 
 
 def run_exhibit(exhibit: Exhibit, tests: bool = True) -> ExhibitRun:
-    """Run the exhibit's job without and with the bug and, with `tests`, the tests that catch it."""
-    right = exhibit.job()
+    """Run the exhibit's job without and with the bug and, with `tests`, the tests that catch it.
+
+    Raises UsageError for the exhibit of a technique whose folder has been deleted.
+    """
+    try:
+        right = exhibit.job()
+    except WrongValue as error:
+        if not error.unknown:
+            raise
+        raise UsageError(
+            f"exhibit {exhibit.number} shows a bug in a technique that minidist/techniques does not have"
+            f" ({reason(error)}); put its folder back, or take the exhibit out of minidist/course/museum/catalogue.toml"
+        ) from None
     run = ExhibitRun(exhibit, right, None)
     with exhibit.injected():
         try:

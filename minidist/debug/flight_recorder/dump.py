@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.read_file import parse_json
-from minidist.core.base.errors import UsageError, quoted
 
 MAX_ENTRIES = 1_000_000
 MAX_RANKS = 1_000_000

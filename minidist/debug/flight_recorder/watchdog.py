@@ -20,8 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
-from minidist.core.base.errors import UsageError, quoted
 
 NAME = "fr_trace_rank_"
 

@@ -124,7 +124,7 @@ class Translation:
         """Return what trains in the place of the file's optimizer and schedule, where minidist has no such kind."""
         ours = {
             "optimizer": f"--optimizer {job.optimizer} with --lr {job.lr:g}",
-            "scheduler": f"--decay {job.decay} with --warmup {job.warmup}",
+            "scheduler": f"--decay {job.optional('decay')} with --warmup {job.optional('warmup')}",
         }
         return {
             f"{section}.type": f"{ours[section]} trains in the place of {quoted(kind)}"

@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import lcm
 from typing import Any
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime import cut_model

@@ -13,7 +13,7 @@ Proved by: tests/config/test_rules.py
 import string
 from collections.abc import Callable, Collection, Sequence
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted
 from minidist.job.config.pipeline_plan import check_stages
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.train_config import Batches, TrainConfig, flag

@@ -16,7 +16,6 @@ from typing import Any
 from minidist.base.half import DTYPES, named_dtype
 from minidist.core.autograd import Tensor, cross_entropy, no_grad
 from minidist.core.base import arrays as xp
-from minidist.core.base.arrays import creating
 from minidist.core.comm import Comm, init_device_mesh
 from minidist.core.comm.mesh import Mesh
 from minidist.core.optim import Optimizer
@@ -89,7 +88,7 @@ class Job(Task):
         batch = self.sampler.batch(step, first, rows) if start is None else self.sampler.at(start + first, rows)
         for extension in self.extensions:
             extension.read(batch.indices, sides)
-        inputs, targets = batch if creating.get() is None else map(xp.to_device, batch)
+        inputs, targets = map(xp.to_device, batch)
         return inputs, targets
 
     def micro_batch(self, step: int, number: int, sides: Iterable[str] = SIDES) -> tuple[Any, Any]:

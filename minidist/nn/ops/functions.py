@@ -6,11 +6,11 @@ Proved by: tests/autograd/test_operations.py, tests/autograd/test_half.py
 import operator
 from typing import Any
 
+from minidist.base.errors import AutogradError, DtypeError, ShapeError, quoted
 from minidist.core.autograd.operators import axes_of, computed, operand, summed_to, unbroadcast
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast
-from minidist.core.base.errors import AutogradError, DtypeError, ShapeError, quoted
 
 
 def astype(x: Tensor, dtype: Any) -> Tensor:
@@ -86,6 +86,7 @@ def tanh(x: Tensor) -> Tensor:
 
 def relu(x: Tensor) -> Tensor:
     """max(x, 0); the gradient at 0 is 0, as in PyTorch."""
+    operand(x)  # refuses what is no tensor
     data = xp.maximum(x.data, 0)
     return record("relu", data, ((x, lambda g: g * (data > 0)),))
 

@@ -95,21 +95,6 @@ def refuse_index(x: Tensor, index: Any, error: IndexError) -> None:
     raise ShapeError(f"getitem: index {quoted(index)} does not fit shape {x.shape} ({reason(error)})") from None
 
 
-def refuse_operands(one: Any, two: Any) -> None:
-    """Raise UsageError for the operands of an operation when neither is a Tensor."""
-    raise UsageError(
-        f"an operation got values of type {type(one).__name__} and {type(two).__name__}, and needs a Tensor; pass"
-        " Tensor(array)"
-    )
-
-
-def refuse_scalar(value: Any, like: Tensor) -> None:
-    """Raise DtypeError: the scalar is no integer, and the tensor is one of integers."""
-    raise DtypeError(
-        f"the scalar {quoted(value)} does not fit a tensor of {like.dtype}; cast the tensor to a float dtype first"
-    )
-
-
 def refuse_mean(x: Tensor) -> None:
     """Raise DtypeError: integers have no mean that is one."""
     raise DtypeError(f"mean: a tensor of {x.dtype} has no mean of its dtype; cast it to a float dtype first")
@@ -150,3 +135,14 @@ def check_gradients(
             raise AutogradError(f"{name}.backward gave no gradient for tensor argument {i}, which needs one")
         if needed[i] and gradient.shape != shape:
             raise ShapeError(f"{name}.backward: gradient {i} has shape {gradient.shape}; the argument has {shape}")
+
+
+def released(owner: Any) -> AutogradError:
+    """Return the error of reading a parameter, or the values of flat parameters, while they are released."""
+    read = "read this rank's part from shards_of(model), or all parts with gather_tensors(shards_of(model), optimizer)"
+    if not isinstance(owner, Parameter):
+        return AutogradError(f"the values of {owner.unit} are released; {read}")
+    return AutogradError(
+        f"parameter {owner.name!r} of shape {owner.shape} is released: the module that it was sharded with is not"
+        f" computing now; call that module itself (not a part of it), {read}"
+    )

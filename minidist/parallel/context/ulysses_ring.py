@@ -16,9 +16,9 @@ Proved by: tests/parallel/test_ulysses_ring.py
 
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, init_device_mesh
 from minidist.core.nn.module import Module
 from minidist.core.parallel.context_parallel import RingAttention

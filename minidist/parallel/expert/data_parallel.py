@@ -8,8 +8,8 @@ Proved by: tests/parallel/test_expert.py
 
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.core.autograd import Parameter, Tensor
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast
 from minidist.core.comm import Comm, Mesh

@@ -23,7 +23,7 @@ from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base.trace import purpose, track
 from minidist.core.collectives import reduce_scatter
-from minidist.core.comm import Comm
+from minidist.core.comm import Comm, check_communicator
 from minidist.core.parallel.tensor_parallel import border, contiguous
 from minidist.parallel.tensor.gathering import gather, gathered, own_part
 
@@ -32,6 +32,7 @@ SEQUENCE = 1  # the dim of a sequence
 
 def scatter_to_sequence_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """Return this rank's rows of x (batch, T, ...); backward gathers the gradient's rows."""
+    check_communicator(comm, "scatter_to_sequence_parallel_region")
     _check(comm, x)
     return x if comm.size == 1 else border("Scatter", x, comm, partial(own_part, dim=SEQUENCE), _all_rows)
 
@@ -45,6 +46,7 @@ def gather_from_sequence_parallel_region(
     regather: a node that would save the result saves this rank's rows instead and gathers again in backward, under
     purpose `regather`; without it, splitting the sequence would save nothing.
     """
+    check_communicator(comm, "gather_from_sequence_parallel_region")
     if comm.size == 1:
         return x
     # The gathered array is used now, and dropped when nothing in forward needs it any more.
@@ -58,6 +60,7 @@ def gather_from_sequence_parallel_region(
 
 def reduce_scatter_to_sequence_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """Return this rank's rows of the sum of x over `comm`; backward gathers the gradient's rows."""
+    check_communicator(comm, "reduce_scatter_to_sequence_parallel_region")
     return x if comm.size == 1 else border("_ReduceScatter", x, comm, _scattered_sum, _all_rows)
 
 

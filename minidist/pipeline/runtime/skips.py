@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.half import named_dtype
 from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
-from minidist.core.base.arrays import named_dtype
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.comm import Comm

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import STEP, Action, Orders, Plan, actions_of
 from minidist.core.pipeline.schedules import schedule, stage_order
 

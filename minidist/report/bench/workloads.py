@@ -10,9 +10,9 @@ import numpy as np
 
 from minidist.base.arrays import Device
 from minidist.base.device import creating_on
+from minidist.base.errors import UsageError, quoted
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.nn import GPT, MLP, FlatParameters, GPTConfig, Module
 from minidist.core.optim import AdamW
 from minidist.report.bench.harness import Step, training_step

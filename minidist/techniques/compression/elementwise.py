@@ -18,9 +18,9 @@ import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.coordinates import Key, uniform
+from minidist.base.errors import UsageError, quoted
 from minidist.base.half import named_dtype
 from minidist.base.limits import check_number, check_whole
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, PointToPoint
 from minidist.core.parallel.data_parallel import Bucket

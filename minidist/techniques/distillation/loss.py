@@ -32,13 +32,13 @@ from math import inf
 from operator import imul
 from typing import Any
 
+from minidist.base.errors import AutogradError, ShapeError, UsageError, quoted
 from minidist.base.limits import check_number
 from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.cross_entropy import checked_targets, divisor_and_rows
 from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array, is_half, upcast
-from minidist.core.base.errors import AutogradError, ShapeError, UsageError, quoted
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm

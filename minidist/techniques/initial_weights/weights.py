@@ -5,7 +5,7 @@ Proved by: tests/checkpoint/test_initial_weights.py
 
 from typing import Any
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted
 from minidist.job.checkpoint.directory import Checkpoint
 from minidist.job.checkpoint.huggingface import HuggingFaceFolder, is_huggingface_folder
 from minidist.job.checkpoint.resume import read_job_state

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import MIN_VALUE
-from minidist.core.base.errors import UsageError, quoted
 from minidist.techniques.deepspeed import AUTO, Applied, DeepSpeedKeys, Noted, number, whole
 
 # DeepSpeed's key of the dynamic loss scale -> the setting.

@@ -28,9 +28,9 @@ Proved by: tests/techniques/test_lr_scaling.py
 from collections import deque
 from typing import Annotated, Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import MAX_BATCH, whole_number
 from minidist.base.records import checked
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm
 from minidist.techniques import Extension, Field, Record, changes_batches, without_effect
 

@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -43,6 +43,13 @@ from minidist.techniques import Extension, Field, Record, Rule, Run
 new_purpose("memory_budget")
 
 NUMBERS = 3  # float64 that a rank tells every other one: its budget, what it holds, what a step adds
+
+
+class BudgetState(Record, strict=True):
+    """What `MemoryBudget.state` returns. added: each size of the micro-batch, and what a step added on each rank."""
+
+    micro_batch: int = Field(ge=1)
+    added: list[list[Annotated[float, Field(allow_inf_nan=False)]]]
 
 
 class CutPlan(BatchPlan):
@@ -73,7 +80,7 @@ class MemoryBudget(Extension):
         ),
         Rule(
             "memory-budget-file-with-adaptive-batch",
-            lambda j: j.memory_budget_file and j.adaptive_batch is not None,
+            lambda j: j.memory_budget_file and j.optional("adaptive_batch") is not None,
             "--adaptive-batch {adaptive_batch} and --memory-budget-file both choose the number of micro-batches",
             "leave one of them out",
         ),
@@ -100,6 +107,7 @@ class MemoryBudget(Extension):
     )
     observes = True  # the reference on one device is told the cuts
     key = "memory_budget"
+    saved: BudgetState | None = None  # of the checkpoint, until the first step
 
     @classmethod
     def check(cls, job: Any) -> None:
@@ -124,9 +132,26 @@ class MemoryBudget(Extension):
         self.used: list[tuple[int, int]] = []
         job.plan = CutPlan(job.config, job.batches)
 
+    def load(self, state: Any, samples: int) -> None:
+        if state is not None:
+            self.saved = BudgetState.model_validate(state)
+
+    def begin(self, comm: Comm, strategy: Any, done: int) -> None:
+        """Let a resumed job begin with the micro-batch of its checkpoint, where its layout can have that."""
+        if self.saved is not None and self.saved.micro_batch != strategy.job.batches.micro_batch:
+            for after in choices(strategy.job.batches):
+                if after.micro_batch == self.saved.micro_batch:
+                    _cut(strategy, after)
+
     def attached(self, strategy: Any) -> None:
-        # What a step adds depends on the layout.
-        self.added.clear()
+        # What a step adds depends on the layout. That of the checkpoint is taken to be the same, on as many ranks.
+        rows = [] if self.saved is None else self.saved.added
+        self.added = {int(row[0]): np.array(row[1:]) for row in rows if len(row) == 1 + self.comm.size}
+        self.strategy, self.saved = strategy, None
+
+    def state(self) -> dict[str, Any]:
+        added = [[micro, *each.tolist()] for micro, each in self.added.items()]
+        return {"micro_batch": self.strategy.job.batches.micro_batch, "added": added}
 
     def before_step(self, samples: int) -> None:
         # A new peak, so that it is that of this step; `next_layout` gives the account its old one back.

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from minidist import optim, parallel
 from minidist.optim.named import optimizer_named
-from minidist.techniques import AxisRun, Extension, Field, Record, Rule, Run, trains_alone, without_effect
+from minidist.techniques import AxisRun, Extension, Field, Record, Run, trains_alone, without_effect
 
 
 class WholeMatricesOfMuon(Extension):
@@ -34,13 +34,6 @@ class WholeMatricesOfMuon(Extension):
     switches = (("optimizer", "adamw"),)
     panel = "Optimization"
     rules = (
-        Rule(
-            "muon-needs-momentum",
-            # None: without the technique `optimizer_settings`, which has the flag, Muon's default counts.
-            lambda j: j.optimizer == "muon" and j.optional("momentum") == 0,
-            "--optimizer muon orthogonalises momentum, and needs a --momentum above 0",
-            "add --momentum 0.95",
-        ),
         without_effect(
             "orthogonalize",
             lambda j: j.optimizer == "muon" and not (j.server or j.optional("local_steps") or j.asynchronous),

@@ -55,6 +55,12 @@ class OptimizerSettings(Extension):
     panel = "Optimization"
     rules = (
         Rule(
+            "muon-needs-momentum",
+            lambda j: j.optimizer == "muon" and not j.momentum,
+            "--optimizer muon orthogonalises momentum, and needs a --momentum above 0",
+            "add --momentum 0.95",
+        ),
+        Rule(
             "momentum-by-optimizer",
             lambda j: j.momentum and not takes(j.optimizer, "momentum"),
             "--momentum {momentum} does not apply to --optimizer {optimizer}",

@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,13 +54,15 @@ from minidist.optim import ParameterSlice
 from minidist.techniques import Run, of_job
 from minidist.techniques import parameter_server as ps
 from minidist.techniques.bucket import ReplicaBucket
-from minidist.techniques.compression.by_name import CASTS
-from minidist.techniques.compression.extension import RESIDUAL, only_casts
-from minidist.techniques.compression.push import PushCompression
-from minidist.techniques.compression.replay import CompressionReplay
 from minidist.techniques.parameter_server.server import Updates
 
-RESIDUAL_PLACE = f"{RESIDUAL}/stage 0 tile 0"  # where data parallelism saves it, too
+# The functions below import it, so that the servers run without this technique.
+if TYPE_CHECKING:
+    from minidist.techniques.compression.push import PushCompression
+    from minidist.techniques.compression.replay import CompressionReplay
+
+CASTS = ("fp16", "bf16")  # the compressions that keep every element
+RESIDUAL_PLACE = "residual/stage 0 tile 0"  # where data parallelism saves it, too
 NUMBER = 8  # bytes of a loss, and of a row's number
 
 
@@ -150,7 +152,7 @@ class Worker:
             for p in self.flat.parameters
         }
         # One device adds what the servers add.
-        if self.comm is None and self.job.config.optional("compression") != "none":
+        if self.comm is None and compression_of(self.job.config) != "none":
             result = self._arrived(result, worker, step)
         # Of a sparse gradient, only the rows of the tokens that occur are sent.
         for name in sparse_keys(self.job.config):
@@ -160,6 +162,8 @@ class Worker:
 
     def _arrived(self, gradient: dict[str, Array], worker: int, step: int) -> dict[str, Array]:
         """Return a worker's gradient as it arrives, compressed; each is asked for once, in the order of the steps."""
+        from minidist.techniques.compression.replay import CompressionReplay
+
         config: Any = self.job.config
         new = CompressionReplay(config.compression, config.seed, self.flat.dtype, config.servers + worker)
         replay, parameters = self.replays.setdefault(worker, new), {p.name: p for p in self.flat.parameters}
@@ -198,7 +202,26 @@ def sparse_keys(config: Any) -> frozenset[str]:
 
     A compressor of whole gradients has none: the embedding's gradient is a part of the whole.
     """
-    return frozenset({"model.embed_tokens.weight"} if config.model == "llama" and only_casts(config) else ())
+    return frozenset({"model.embed_tokens.weight"} if config.model == "llama" and keeps_elements(config) else ())
+
+
+def compression_of(config: Any) -> str:
+    """Return the --compression of a job's gradients, "none" where the technique is not installed."""
+    return config.optional("compression") or "none"
+
+
+def keeps_elements(config: Any) -> bool:
+    """Return whether a push has every element of a gradient."""
+    return compression_of(config) in ("none", *CASTS)
+
+
+def push_of(config: Any, done: int = 0) -> "PushCompression | None":
+    """Return what compresses the pushes of a job that has made `done` steps, or None."""
+    if compression_of(config) == "none":
+        return None
+    from minidist.techniques.compression.push import PushCompression
+
+    return PushCompression(config.compression, config.seed, done)
 
 
 def touched_rows(job: Job, step: int, worker: int) -> Array:
@@ -229,7 +252,7 @@ def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerCo
         config.staleness_aware,
         rate=lambda clock: job.lr_factor(done + clock),
         clip=job.clip,
-        push=None if config.compression == "none" else PushCompression(config.compression, config.seed, done),
+        push=push_of(config, done),
     )
 
 
@@ -265,7 +288,7 @@ def checkpoint_shards(updates: Updates) -> list[CheckpointShard]:
     return shards
 
 
-def push_shards(worker: Worker, number: int, push: PushCompression) -> list[CheckpointShard]:
+def push_shards(worker: Worker, number: int, push: "PushCompression") -> list[CheckpointShard]:
     """Return what worker `number` writes: what it has not pushed yet, and its Q of PowerSGD."""
     residual, queries = push.state()
     shards = [CheckpointShard(f"queries/{number:05d}/{key}", query.shape, query) for key, query in queries.items()]
@@ -275,7 +298,7 @@ def push_shards(worker: Worker, number: int, push: PushCompression) -> list[Chec
     return shards
 
 
-def load_pushes(checkpoint: Checkpoint, worker: Worker, number: int, push: PushCompression | None) -> None:
+def load_pushes(checkpoint: Checkpoint, worker: Worker, number: int, push: "PushCompression | None") -> None:
     """Let worker `number` go on with what `push_shards` of it, or data parallelism, has saved."""
     feedback = push is not None and push.error_feedback
     check_nothing_is_lost(checkpoint, {f"local/{RESIDUAL_PLACE}"} if feedback else set())
@@ -306,7 +329,7 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: Any, slices: Sequence[Para
 def compressed_bytes(config: Any, job: Job) -> int:
     """Return the bytes of one worker's compressed gradient for all servers."""
     shards = ps.make_shards(config.servers, {p.name: p.data for p in job.model.parameters()})
-    ps.compress_pushes(shards, PushCompression(config.compression, config.seed), SimpleNamespace(rank=0, size=1))
+    ps.compress_pushes(shards, push_of(config), SimpleNamespace(rank=0, size=1))
     return sum(n * np.dtype(dtype).itemsize for shard in shards for n, dtype in shard.wire)
 
 
@@ -318,8 +341,8 @@ def parameter_server_bytes(config: Any, batches: Batches, sizes: AxisSizes, done
     workers, servers, steps = batches.dp, config.servers, config.steps - done
     itemsize = named_dtype(DTYPES[config.precision]).itemsize
     elements = sum(sizes.units)
-    pushed = 2 if config.compression in CASTS else itemsize
-    gradient = elements * pushed if only_casts(config) else compressed_bytes(config, build(config, batches))
+    pushed = 2 if compression_of(config) in CASTS else itemsize
+    gradient = elements * pushed if keeps_elements(config) else compressed_bytes(config, build(config, batches))
     weights, others = elements * itemsize, workers + servers - 1
     losses = others * workers * batches.accumulation * NUMBER
     sent = {

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Any, NamedTuple
 
+from minidist.base.errors import RankDeadError, UsageError, quoted
 from minidist.base.traces import SpanEvent
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
-from minidist.core.base.errors import RankDeadError, UsageError, quoted
 from minidist.core.base.layout import offsets
 from minidist.core.base.trace import new_purpose, purpose, track
 from minidist.core.comm import ANY, Comm

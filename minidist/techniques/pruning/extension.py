@@ -14,7 +14,7 @@ Proved by: tests/techniques/test_pruning.py
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from minidist.core.base.errors import quoted
+from minidist.base.errors import quoted
 from minidist.core.comm import Comm
 from minidist.parallel.volume import gradient_volume
 from minidist.techniques import AxisRun, Extension, Field, Moment, Record, Rule, Run, pruning, setting, without_effect

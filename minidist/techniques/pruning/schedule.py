@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from minidist.base import arrays as xp
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import whole_number
-from minidist.core.base.errors import UsageError, quoted
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ Proved by: tests/train/test_axes.py, tests/train/test_sharded.py, tests/config/t
 
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import MAX_COUNT, whole_number
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.parallel.dims import Axes
 from minidist.nn.buffers import named_buffers
 from minidist.parallel.fitting_dims import splits_sums

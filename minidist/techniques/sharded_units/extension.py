@@ -19,8 +19,8 @@ Proved by: tests/planning/test_volumes.py, tests/train/test_sharded.py, tests/co
 from collections.abc import Mapping
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import MAX_COUNT, whole_number
-from minidist.core.base.errors import UsageError, quoted
 from minidist.techniques import Extension, Field, Record, Rule, without_effect
 
 

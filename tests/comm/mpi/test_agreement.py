@@ -9,6 +9,7 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.comm.launcher import mpiexec_command
+from minidist.comm.mpi import execute
 from minidist.comm.mpi.agreement import check_same_settings, difference
 from minidist.comm.mpi.execute import end_job, packed
 from minidist.commands import runner
@@ -92,6 +93,42 @@ def test_a_sentence_that_names_ranks_is_printed_once_for_all_ranks(error):
         end_job(world, error(rank))
     assert len({key for *_, key in said}) == 1
     assert [text.split(":")[1] for text, *_ in said] == [f" rank {rank}" for rank in range(3)]
+
+
+class Failed(Exception):
+    """What mpi4py raises: MPICH's lines, of which the last one says what failed. kind: MPI's class of the error."""
+
+    def __init__(self, kind):
+        super().__init__("Other MPI error, error stack:\nMPI_Test failed\ncopy_iovs(224): process_vm_readv failed")
+        self.kind = kind
+
+    def Get_error_class(self):
+        return self.kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "sentence"),
+    [
+        (15, execute.__file__, True),
+        (15, "program.py", False),  # of a program that calls MPI itself
+        (14, execute.__file__, False),  # a message that is too long
+    ],
+)
+def test_a_rank_that_finds_another_one_gone_says_it_in_one_sentence(kind, place, sentence):
+    said = []
+    mpi = SimpleNamespace(Exception=Failed, ERR_OTHER=15, ERR_INTERN=16, ERR_UNKNOWN=13)
+    world = SimpleNamespace(rank=1, size=2, MPI=mpi, end=lambda text, code, key: said.append((text, code)))
+    try:
+        exec(compile("def call():\n    raise error\ncall()", place, "exec"), {"error": Failed(kind)})
+    except Failed as error:
+        end_job(world, error)
+    ((text, code),) = said
+    assert code == 1
+    assert ("Traceback" in text) == (not sentence)
+    expected = (
+        "rank 1 of 2: MPI cannot go on (copy_iovs(224): process_vm_readv failed), as where the process of another"
+    )
+    assert (expected in text) == sentence
 
 
 def _error_of(function, *arguments):

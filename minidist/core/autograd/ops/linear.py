@@ -16,7 +16,7 @@ from minidist.core.autograd.operators import mismatch, operand, operands, pair, 
 from minidist.core.autograd.tensor import Prepare, Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import AutogradError, quoted
+from minidist.core.base.errors import AutogradError
 
 
 def linear(
@@ -34,7 +34,7 @@ def linear(
     if len(w_shape) != 2 or not shape or shape[-1] != w_shape[0 if weight_is_in_out else 1]:
         raise mismatch("linear", x, weight, "do not fit: the last dim of x must be the weight's in dim")
     if activation not in (None, "relu", "gelu"):
-        raise AutogradError(f"linear: unknown activation {quoted(activation)}; one of None, 'relu', 'gelu'")
+        raise AutogradError(f"linear: unknown activation {hooks.quoted(activation)}; one of None, 'relu', 'gelu'")
 
     # The product goes straight into the result's array, and everything after it works there in place.
     kept_x, kept_w = x.saved(), weight.saved()

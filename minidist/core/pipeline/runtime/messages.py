@@ -100,7 +100,7 @@ class Messages:
                     if stage + 1 == stages:
                         break
 
-                    zeros = [xp.zeros(shape, xp.named_dtype(dtype)) for shape, dtype in tensors]
+                    zeros = [xp.zeros(shape, hooks.named_dtype(dtype)) for shape, dtype in tensors]
                     tensors = [signature(array) for array in run(stage, members[0], zeros)]
                     boundaries.update({(stage + 1, i): tensors for i in members})
                     if path[stage + 1] != comm.rank:
@@ -115,7 +115,7 @@ class Messages:
             if message in self.tags:
                 ranks = {self.rank_of[stage - 1, i], self.rank_of[stage, i]}
                 (other,) = ranks - {self.comm.rank}
-                shapes = [(shape, xp.named_dtype(dtype)) for shape, dtype in tensors]
+                shapes = [(shape, np.dtype(hooks.named_dtype(dtype))) for shape, dtype in tensors]
                 floats = [(shape, dtype) for shape, dtype in shapes if dtype.kind in FLOATS]
                 self.routes[message] = other, self.tags[message], shapes
                 self.routes[back] = other, self.tags[back], floats

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import Plan
 from minidist.course.lesson.exercise import Case, Exercise, drawing
 from minidist.course.lesson.hint_file import hints_of

@@ -7,21 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.base.layout import offsets
 from minidist.course.lesson.exercise import Case, Exercise, Least
+from minidist.course.lesson.exercises.e22_ring_attention import SIZE, counts, split
 from minidist.course.lesson.hint_file import hints_of
-
-SIZE = 2
 
 
 def heads(case: Case) -> int:
     """Return the heads of the model, one or two for each rank."""
     return case.ranks * (1 + case.size % 2)
-
-
-def counts(case: Case) -> list[int]:
-    """Return the tokens of each rank: at least one, ragged."""
-    return chunk_sizes(case.ranks + case.size, case.ranks)
 
 
 def data(case: Case) -> np.ndarray:
@@ -35,10 +29,6 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     weights = np.exp(scores - scores.max(axis=2, keepdims=True))
     mixed: np.ndarray = np.einsum("hqk,khd->qhd", weights / weights.sum(axis=2, keepdims=True), v)
     return mixed
-
-
-def split(case: Case, whole: np.ndarray) -> list[np.ndarray]:
-    return np.split(whole, offsets(counts(case))[1:-1])
 
 
 def arguments(case: Case, rank: int) -> tuple[Any, ...]:

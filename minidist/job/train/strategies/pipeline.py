@@ -104,6 +104,10 @@ class PipelineParallel(strategy.PipelineStrategy, MeshStrategy):
         made = pipes.get(batches.accumulation)
         self.pipe, self.forward_pipe = made or (self.make_pipe(plan), None)
 
+    def _more(self, axis: DataAxis) -> dict[str, Any]:
+        plans = {*vars(self).get("pipes", ()), self.job.batches.accumulation}
+        return {**super()._more(axis), "plans": plans}
+
     # --- the norm of the gradient -------------------------------------------------------------------------------------
 
     def square_sums(self) -> Array:
