@@ -21,7 +21,7 @@ LINES = {
     "comm": 6_622,
     "commands": 5_486,
     "course": 13_604,
-    "core": 9_289,
+    "core": 9_297,
     "data": 1_632,
     "debug": 9_624,
     "job": 8_459,
@@ -29,7 +29,7 @@ LINES = {
     "optim": 1_635,
     "parallel": 5_091,
     "pipeline": 4_593,
-    "planning": 5_751,
+    "planning": 5_752,
     "report": 6_618,
     "techniques": 11_682,
 }

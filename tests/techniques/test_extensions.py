@@ -340,6 +340,16 @@ def test_no_sentence_names_a_flag_of_a_folder_that_is_deleted(tmp_path):
     assert muon.returncode == 0, muon.stderr
 
 
+def test_a_technique_runs_without_the_folders_of_others(tmp_path):
+    package_without(tmp_path, "compression", "adaptive_batch", "muon")
+    (tmp_path / "budget").write_text("1e9")
+    for flags in (["--strategy", "ps"], ["--memory-budget-file", "budget"]):
+        done = ended(tmp_path, "--dp", "2", *flags)
+        assert done.returncode == 0, done.stderr
+    refused = ended(tmp_path, "--optimizer", "muon").stderr
+    assert "orthogonalises momentum, and needs a --momentum above 0; add --momentum 0.95" in refused
+
+
 def test_the_example_of_the_guide_as_a_folder_of_the_package(tmp_path):
     package_without(tmp_path)
     folder = tmp_path / "minidist" / "techniques" / "small_gradients"

@@ -26,8 +26,9 @@ def as_tensor(value: Any, like: Tensor) -> Tensor:
         return value
     if not isinstance(value, (int, float)) or not isinstance(like, Tensor) or like.dtype.kind in "biu":
         hooks.wrong_arguments().check_operand(value, like)
-    keeps_dtype = xp.is_array(value) and value.ndim > 0 and value.dtype.kind not in "biu"
-    return Tensor(value if keeps_dtype else xp.as_array(value, like.dtype))
+        if xp.is_array(value) and value.ndim > 0 and value.dtype.kind not in "biu":
+            return Tensor(value)
+    return Tensor(xp.as_array(value, like.dtype))
 
 
 def pair(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:

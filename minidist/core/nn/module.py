@@ -112,10 +112,16 @@ class Module:
 
     def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """As `named_parameters`, but a tied parameter under each of its names."""
-        for path, module in self.named_modules(prefix):
-            for key, value in module._members():
-                if isinstance(value, Parameter):
-                    yield f"{path}.{key}" if path else key, value
+        # First the parameters of this module, then those of the modules below it.
+        below: list[tuple[str, Module]] = []
+        for key, value in self._members():
+            name = f"{prefix}.{key}" if prefix else key
+            if isinstance(value, Parameter):
+                yield name, value
+            else:
+                below.append((name, value))
+        for path, module in below:
+            yield from module._all_parameters(path)
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """Yield (qualified name, parameter); a tied parameter once, under its first name."""
