@@ -36,8 +36,8 @@ from minidist.collectives.tuning import MeasuredTimes, measured_times
 from minidist.collectives.user_algorithms import at_registration
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.sim.sim_world import SimWorld
-from minidist.comm.sim.watched import LinkModel
 from minidist.core.comm.communicator import Comm, PointToPoint
+from minidist.core.comm.sim.matching import LinkModel
 
 MAX_REAL_BYTES = 2**28  # bytes of all ranks' arrays together, when a user's algorithm needs real arrays
 MAX_TRIED_RANKS = 64  # with links that differ, algorithms are run on at most this many ranks

@@ -22,19 +22,21 @@ tests/comm/mpi/test_groups.py
 import pickle
 import sys
 from collections.abc import Iterable, Sequence
-from math import prod
+from math import inf, prod
 from operator import index
 from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeVar, cast
 
 import numpy as np
 
 from minidist.base.errors import MismatchError, UsageError, nearest, quoted, reason
+from minidist.base.limits import MAX_VALUE, MIN_VALUE, check_size, is_size
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.errors import UnwaitedRequestError
 from minidist.comm.message_checks import CheckedCall, CheckedMessages
 from minidist.core.base.trace import purpose
 from minidist.core.comm.communicator import Comm, PointToPoint
 from minidist.core.comm.mesh import Mesh
+from minidist.core.comm.sim.matching import LinkModel
 
 Part = TypeVar("Part", bound=PointToPoint)
 
@@ -254,6 +256,24 @@ def _made(claim: Claim) -> str:
 
 
 # --- what the core asks ---
+
+
+def check_links(links: LinkModel) -> None:
+    """Raise UsageError for a cost below 0, an overhead above the latency, and a rate that is none."""
+    for name in ("alpha", "beta", "overhead"):
+        check_size(getattr(links, name), f"link model: {name}")
+    if links.link is None and links.overhead > links.alpha:
+        raise UsageError(
+            f"link model: overhead is {links.overhead}; it is a part of the latency alpha, so it must be from 0 to "
+            f"{links.alpha}"
+        )
+    for name in ("flops", "memory_bandwidth"):
+        rate = getattr(links, name)
+        if rate == 0 or not (rate == inf or is_size(rate)):
+            raise UsageError(
+                f"link model: {name} is {quoted(rate)}; it must be from {MIN_VALUE:g} to {MAX_VALUE:g} per"
+                " second, or infinite"
+            )
 
 
 def check_group(comm: Comm, ranks: Sequence[int]) -> None:

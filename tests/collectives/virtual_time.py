@@ -3,7 +3,7 @@ measure.
 """
 
 from minidist.collectives.auto import virtual_seconds
-from minidist.comm.sim.watched import LinkModel
+from minidist.core.comm import LinkModel
 
 
 def seconds(operation, algorithm, ranks, nbytes, links=None):

@@ -1,4 +1,4 @@
-"""The messages of a run and its state: links that differ, receives from any rank, and whoever watches.
+"""The messages of a run and its state: receives from any rank, and whoever watches.
 
 A receive from any rank waits until no stream can run, and then a chooser decides; until then more messages may come. A
 receive by name that was posted after one from any rank, and fits the same messages, lets it choose first:
@@ -20,63 +20,14 @@ Proved by: tests/comm/sim/test_choosers.py, tests/comm/sim/test_world.py, tests/
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from minidist.base.errors import UsageError, quoted
-from minidist.base.limits import MAX_VALUE, MIN_VALUE, check_size, is_size
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.trace import current_purpose
 from minidist.core.comm.communicator import ANY, Request, Work
-from minidist.core.comm.sim import matching as core
 from minidist.core.comm.sim.matching import Key, Matching, SimRequest, SimState
-
-
-@dataclass(frozen=True)
-class LinkModel(core.LinkModel):
-    """Costs of links and of computing. Defaults: 1 µs latency, 10 GB/s links, 100 GFLOP/s and 50 GB/s per rank.
-
-    alpha, beta, flops, memory_bandwidth, overhead: as in the core's class, of all links and ranks. link: optional
-    `(source, destination) -> (alpha, beta)` in world ranks, for networks whose links differ (fast inside a node, slow
-    across nodes). slowdown: optional `rank -> factor` by which its computing takes longer, for machines that differ.
-    free_startup: messages of purpose startup, which are sent before the first step, take no time; a dry run measures
-    steps. Raises UsageError for a cost below 0, an overhead above the latency, and a rate that is none.
-    """
-
-    link: Callable[[int, int], tuple[float, float]] | None = None
-    slowdown: Callable[[int], float] | None = None  # type: ignore[misc]  # of an instance here
-    free_startup: bool = field(default=False, kw_only=True)
-
-    def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "overhead"):
-            check_size(getattr(self, name), f"link model: {name}")
-        if self.link is None and self.overhead > self.alpha:
-            raise UsageError(
-                f"link model: overhead is {self.overhead}; it is a part of the latency alpha, so it must be from 0 to "
-                f"{self.alpha}"
-            )
-        for name in ("flops", "memory_bandwidth"):
-            rate = getattr(self, name)
-            if rate == 0 or not (rate == inf or is_size(rate)):
-                raise UsageError(
-                    f"link model: {name} is {quoted(rate)}; it must be from {MIN_VALUE:g} to {MAX_VALUE:g} per"
-                    " second, or infinite"
-                )
-
-    def cost(self, source: int, destination: int) -> tuple[float, float]:
-        """Return (alpha, beta) of the link between two world ranks."""
-        return (self.alpha, self.beta) if self.link is None else self.link(source, destination)
-
-    @property
-    def cost_of(self) -> Any:
-        """What returns the costs of a message whose link differs from others; None where all are equal."""
-        return None if self.link is None else self._cost_of_link
-
-    def _cost_of_link(self, request: Any) -> tuple[float, float, float]:
-        pair = request.stream.rank, request.other
-        return *self.cost(*(pair if request.kind == "send" else pair[::-1])), self.overhead
 
 
 class Candidate(NamedTuple):
@@ -104,7 +55,6 @@ def earliest(candidates: Sequence[Candidate]) -> int:
 class RunState(SimState):
     """One run of a `SimWorld`."""
 
-    links: LinkModel
     chooser: Chooser = earliest
     eager_limit: int = -1  # sends of at most this size in bytes are buffered; -1: none, not even an empty one
     returned: set[int] = field(default_factory=set)

@@ -1,7 +1,11 @@
 """Posting, matching and waiting in the simulated world: which send matches which receive, and what the message costs.
 
-A send and a receive of one (context, source, destination, tag) meet in the order of their posts. The costs are those of
-the alpha-beta model, with one port in and one port out for each stream of a rank:
+post     a send and a receive of one (context, source, destination, tag) meet in the order of their posts, at once
+         when the other side is there already
+deliver  the array is copied once, and a stream that was blocked in a wait can run again
+wait     blocks until the two have met, then advances the clock
+
+The costs are those of the alpha-beta model, with one port in and one port out for each stream of a rank:
 
     sender    post ──▶ depart = max(post, out_free)          out_free = depart + o + beta n
     wire      arrival = depart + alpha + beta n
@@ -27,8 +31,9 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_clock.py, tests/com
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
+from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
 from minidist.core.base.fibers import Fiber
 from minidist.core.comm.communicator import ANY, PointToPoint, Request, Work
@@ -41,21 +46,28 @@ class LinkModel:
     """Costs of links and of computing. Defaults: 1 µs latency, 10 GB/s links, 100 GFLOP/s and 50 GB/s per rank.
 
     alpha: seconds of latency per message. beta: seconds per byte. flops: floating-point operations per second of a
-    rank. memory_bandwidth: bytes per second of a rank. overhead: the seconds of alpha in which the port of the sender,
-    and later that of the receiver, is busy with the message (LogP's o); from 0 to alpha.
-
-    cost_of: of `Matching`; slowdown: rank -> the factor by which its computing takes longer. Both are None, because all
-    links and ranks are equal; `minidist.LinkModel` has others.
+    rank. memory_bandwidth: bytes per second of a rank. link: optional `(source, destination) -> (alpha, beta)` in world
+    ranks, for networks whose links differ (fast inside a node, slow across nodes). slowdown: optional `rank -> factor`
+    by which its computing takes longer, for machines that differ. overhead: the seconds of alpha in which the port of
+    the sender, and later that of the receiver, is busy with the message (LogP's o); from 0 to alpha. free_startup:
+    messages of purpose startup, which are sent before the first step, take no time; a dry run measures steps.
     """
-
-    cost_of: ClassVar[Any] = None
-    slowdown: ClassVar[Any] = None
 
     alpha: float = 1e-6
     beta: float = 1e-10
     flops: float = 1e11
     memory_bandwidth: float = 5e10
-    overhead: float = field(default=0.0, kw_only=True)
+    link: Callable[[int, int], tuple[float, float]] | None = None
+    slowdown: Callable[[int], float] | None = None
+    overhead: float = 0.0
+    free_startup: bool = False
+
+    def __post_init__(self) -> None:
+        hooks.comm_checks().check_links(self)
+
+    def cost(self, source: int, destination: int) -> tuple[float, float]:
+        """Return (alpha, beta) of the link between two world ranks."""
+        return (self.alpha, self.beta) if self.link is None else self.link(source, destination)
 
     def seconds(self, operations: list[tuple[float, float]]) -> float:
         """Return the time of a list of operations, each (FLOPs, bytes moved): the roofline, summed."""
@@ -135,9 +147,17 @@ class Matching:
         self.sends, self.receives = state.sends, state.receives
         links = state.links
         self.alpha, self.beta, self.overhead = links.alpha, links.beta, links.overhead
-        self.cost_of: Callable[[SimRequest], tuple[float, float, float]] | None = links.cost_of
+        self.cost_of: Callable[[SimRequest], tuple[float, float, float]] | None = None
+        if links.link is not None:
+            self.cost_of = self._cost_of_link
         self.key_of: Callable[[SimRequest, Key], Key] | None = None
         self.keeps: Callable[[SimRequest, Key], bool] | None = None
+
+    def _cost_of_link(self, request: SimRequest) -> tuple[float, float, float]:
+        """Return the costs of a message whose link differs from others."""
+        pair = request.stream.rank, request.other
+        alpha, beta = self.state.links.cost(*(pair if request.kind == "send" else pair[::-1]))
+        return alpha, beta, self.overhead
 
     def any_source(self) -> int:
         """Return the other rank of a receive from any rank. Only a subclass has such receives: here they wait."""
