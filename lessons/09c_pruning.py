@@ -251,7 +251,7 @@ for agree in (False, True):
     assert (wrong == 0) == agree
 
 # %% [markdown]
-# All ranks keep the same *number* of weights, so nothing fails. But from the first place on which they disagree,
+# All ranks keep the same number of weights, so nothing fails. But from the first place on which they disagree,
 # nearly every sum adds the gradients of different weights. The cure is one all-reduce of the 144 squares. (By the
 # weight alone the masks are equal as long as the weights are, to the last bit: lesson 04b.)
 #
