@@ -94,7 +94,8 @@ picture("memory", world, "part 3 of lesson 02", name="three steps of Adam", mark
 # ## 4 The code
 #
 # Each array is counted from its creation until Python frees it. There is no call that frees it: an
-# array is freed when nothing refers to it any more. The graph of `loss` refers to what backward needs:
+# array is freed when nothing refers to it any more. Forward notes for each operation what backward needs: these notes
+# are the graph of `loss` (lesson 00b), and the graph refers to the arrays in them:
 
 
 # %%

@@ -174,14 +174,17 @@ for name, gradients in drawn.items():
 # and the direction in which the loss is flat is the diagonal between them (the right picture of part 3):
 
 # %%
-print("distance from the lowest point after 100 steps")
+print("distance from the lowest point after 100 steps; turned: also the best with a larger rate")
 for name, (kind, settings) in LIBRARY.items():
-    turned = descend(kind, turn=TURNED, **settings)[100]
-    print(f"{name:8} as before {np.hypot(*paths[name][100]):.3f}, turned {np.hypot(*turned):.3f}")
+    rates = [settings["lr"] * times for times in (1, 2, 5, 10, 20)]
+    turned = [np.hypot(*descend(kind, turn=TURNED, **settings | {"lr": lr})[-1]) for lr in rates]
+    print(f"{name:8} as before {np.hypot(*paths[name][100]):.3f}, turned {turned[0]:.3f}", end="")
+    print(f", {min(turned):.3f} with lr {rates[np.argmin(turned)]:g}")
 
 # %% [markdown]
-# SGD and momentum do not notice the turn. RMSProp and Adam are slower than SGD now: they only know how large the
-# gradient of each weight is, and here both are equally large.
+# SGD and momentum do not notice the turn. RMSProp and Adam lose their advantage: with the rates of before they are
+# slower than SGD, and with larger ones still far from the lowest point. They only know how large the gradient of each
+# weight is, and here both are equally large.
 
 # %% [markdown]
 # All of this is done element by element. So a rank that has **a piece of the parameters, of their
@@ -211,17 +214,28 @@ assert np.array_equal(pieces, stepped(slice(None)))
 # ## 6 Break it
 #
 # Adam without its correction: in the first step a tenth of g is too small, and the root of 0.001 g^2
-# is too small by more, so the steps are too long. x passes 0 and comes back, and no error says so:
+# is too small by more, so the first steps are too long. No error says so, and in the valley x would come back all the
+# same. The loss (x^2 - 1)^2 / 4 - x / 10 has two lowest points, 1.047, the lower one, and -0.946. Both begin at 2:
 
 # %%
-p, m, v, path = np.ones(2), 0.0, 0.0, []
-for _ in range(20):
-    g = STEEP * p
-    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-    p = p - 0.05 * m / np.sqrt(v)
-    path.append(p)
-print("x after 1, 5, 10, 20 steps:", *(f"{path[at - 1][0]:.3f}" for at in (1, 5, 10, 20)))
-first_guess.judge((1 - path[0][0]) / x, within=0.1)
+descents = {}
+for name, (beta1, beta2) in {"with the correction": (0.9, 0.999), "without it": (0, 0)}.items():
+    p, m, v, path = 2.0, 0.0, 0.0, [2.0]
+    for t in range(1, 201):
+        g = p**3 - p - 0.1
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        p = p - 0.05 * m / (1 - beta1**t) / np.sqrt(v / (1 - beta2**t))
+        path.append(p)
+    descents[name] = path
+    print(f"{name:19}: x after 1, 5, 10, 20, 200 steps", end=" ")
+    print(*(f"{path[at]:6.3f}" for at in (1, 5, 10, 20, 200)))
+right, wrong = descents.values()
+first_guess.judge((2 - wrong[1]) / (2 - right[1]), within=0.1)
+assert right[200] > 1
+assert wrong[200] < -0.9
+
+# %% [markdown]
+# The steps without the correction carry x over the hill between the two points, and it stays at the worse one.
 
 # %% [markdown]
 # ## 7 Exercise: Adam

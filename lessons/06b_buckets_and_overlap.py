@@ -284,7 +284,7 @@ check("06b.bucketed_reducer", solution("06b.bucketed_reducer"))
 #
 # - Gradients are complete from the last layer to the first. So buckets begin with the last layer, and
 #   every rank launches them **in the same order**, each when its last contribution is there. An unused
-#   parameter must be declared, or its bucket waits for ever.
+#   parameter must be declared, or the library raises an error.
 # - When the links are the bottleneck, a step with k buckets takes forward + backward/k + k · 2(n-1)α +
 #   2(n-1)/n βS, and **k = sqrt(backward / (2(n-1)α))** is best.
 

@@ -274,12 +274,11 @@ assert abs(mean - 1) < 0.01
 # %% [markdown]
 # ## 7 Exercise: signs, with error feedback
 #
-# Another compression sends of every element only its sign, and one length for all. (A ring cannot add up signs
-# either. 1-bit Adam sends them in two rounds: the signs of chunk j go to rank j, which adds them up, compresses the
-# sum with a second residual and sends it to all, a 32nd of the ring's bytes for any n.) `gradients` (steps, length)
+# Another compression sends of every element only its sign, and one length for all. A ring cannot add up signs
+# either. `gradients` (steps, length)
 # are this rank's, one per step; `steps` may be 0. In each step a rank sends, of gradient + residual, which elements
 # are not negative, one bit each, and one length, the mean of the absolute values. That stands for this length times
-# the signs, and what is left is the new residual. Return the sums over the ranks of what they have sent so, an array
+# the signs, and what is left is the new residual. Return the sums over the ranks of what they have sent in this way, an array
 # (steps, length), and this rank's residual after the last step. Judged: sums and residuals, and that no rank sends
 # more bytes than in our solution: in a step 8 B for the length and 1 B for eight elements (`np.packbits`,
 # `np.unpackbits`), to each other rank. Messages and time are only printed.
@@ -324,7 +323,7 @@ check("06d.sign_feedback", solution("06d.sign_feedback"))
 # | a *communication hook*, which replaces the all-reduce of a bucket; `DistributedDataParallel.register_comm_hook` | PyTorch DDP `register_comm_hook` |
 # | `--compression bf16`, 16 bits per element | PyTorch `fp16_compress_hook`, `bf16_compress_hook`; Horovod `compression=Compression.fp16`; DeepSpeed `communication_data_type` |
 # | `--compression powersgd:2`, two thin matrices, which a ring can add up | PyTorch `PowerSGDState(matrix_approximation_rank, warm_start, use_error_feedback)`, `powerSGD_hook` |
-# | `--compression sign`, with error feedback | 1-bit SGD (Seide et al. 2014), EF-signSGD; DeepSpeed `OneBitAdam`, `OneBitLamb` |
+# | `--compression sign`, with error feedback | 1-bit SGD (Seide et al. 2014), EF-signSGD; DeepSpeed `OneBitAdam`, `OneBitLamb`, in two rounds: the signs of chunk j go to rank j, which adds them up, compresses the sum with a second residual and sends it to all, a 32nd of the ring's bytes for any n |
 # | `--compression topk:0.01` | Deep gradient compression (Lin et al. 2018) |
 #
 # Next: [06e Local SGD and DiLoCo](06e_local_sgd_and_diloco.ipynb). All lessons are in the

@@ -211,7 +211,8 @@ scale = runs["fp16"].measured["loss_scale"]["scale"]
 print(f"the loss scale of fp16 after the run: 2^{np.log2(scale):.0f}")
 
 # %% [markdown]
-# float16 is two steps behind. In every step a rank sends half of the bytes, and with a loss scale one byte more, on
+# float16 is two steps behind, and its scale was halved once: the library forgives the first overflow at a scale
+# (`hysteresis=2`) and halves at the next one; the exercise halves at every one. In every step a rank sends half of the bytes, and with a loss scale one byte more, on
 # which the ranks agree (part 6 says what for):
 
 # %%

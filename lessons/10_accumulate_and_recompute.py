@@ -60,7 +60,7 @@ from minidist.nn import Dropout, checkpoint
 
 LAYERS, WIDTH, ROWS = 16, 64, 512
 UNIT = 8 * ROWS * WIDTH  # bytes of one layer's output, for all rows
-MOST = 5_000_000  # bytes at the upper end of each picture
+MOST = 5_000_000  # bytes that the axis of each picture shows at least
 rng = np.random.default_rng(0)
 # The batch: the inputs of all rows, and the number of each one's right output.
 rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
