@@ -122,14 +122,15 @@ def check_numbers(numbers: Any, stages: int) -> None:
             raise UsageError(f"there is no stage {quoted(number)} of {stages}; number them from 0 to {stages - 1}")
 
 
-def check_model(model: Any, stages: int) -> None:
-    """Raise UsageError for a model that cannot be cut, and for a number of stages that is none."""
+def check_model(model: Any, stages: int, cuts: Sequence[int] | None) -> None:
+    """Raise UsageError for a model that cannot be cut, a number of stages that is none, and wrong cuts."""
     if not list(getattr(model, "blocks", ())) or not callable(getattr(model, "stage", None)):
         raise UsageError(
             f"cannot cut a {type(model).__name__}; give it a property `blocks` and a method"
             " stage(first, last, is_first, is_last) that returns a Module, or make PipelineStages of its parts yourself"
         )
     check_whole("stages", stages, 1)
+    check_cuts(len(model.blocks), stages, cuts)
 
 
 def check_stages(model: Any, made: Sequence[Module]) -> None:
