@@ -234,11 +234,7 @@ def plan(
     machine.peak(job.precision)
 
     if len(counts) > 1:
-        for flag, given in {"--explain": explain, "--output": output, "--best": best != BEST}.items():
-            if given:
-                raise UsageError(
-                    f"{flag} is about one number of GPUs, and --ranks has several; give one, or leave it out"
-                )
+        _refuse_of_one({"--explain": explain, "--output": output, "--best": best != BEST})
         return _decision(offers(job, machine, fixed, counts, cost.tokens, cost.price), job, fixed, flags.gpu)
     found = search(job, machine, fixed)
     _draw(found, job, output)
@@ -263,6 +259,13 @@ def _cost(plans: "Sequence[Plan]", cost: CostFlags) -> dict[str, dict[str, float
 
     tokens = cost.tokens
     return ranges_as_dict(ranges(plans[0], tokens, cost.price)) if plans and tokens is not None else {}
+
+
+def _refuse_of_one(flags: Mapping[str, object]) -> None:
+    """Raise UsageError for a flag about the layouts of one number of GPUs."""
+    for flag, given in flags.items():
+        if given:
+            raise UsageError(f"{flag} is about one number of GPUs, and --ranks has several; give one, or leave it out")
 
 
 def _decision(found: "Sequence[Offer]", job: "Job", fixed: Mapping[str, Any], gpu: str) -> Result:

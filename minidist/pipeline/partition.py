@@ -274,12 +274,17 @@ def pipedream(
             where = int(np.argmin(options))
             best[j, k] = options.flat[where]
             choice[j, k] = where // k, where % k + 1
-    if not np.isfinite(best[n, machines]):  # no partition was found
+    _check_fits(best[n, machines], machines, memory_limit)
+    return Partition(float(best[n, machines]), _stages(choice, n, machines))
+
+
+def _check_fits(seconds: float, machines: int, memory_limit: float | None) -> None:
+    """Raise UsageError when no partition was found, whose slowest stage takes infinite `seconds`."""
+    if not np.isfinite(seconds):
         raise UsageError(
             f"no partition on {machines} machines fits in {memory_limit:g} bytes each; take more machines or more"
             " memory"
         )
-    return Partition(float(best[n, machines]), _stages(choice, n, machines))
 
 
 def _stages(choice: np.ndarray, layers: int, machines: int) -> list[Stage]:
