@@ -91,8 +91,7 @@ def with_stages(dataset: Any, texts: list[str]) -> Any:
             function = load_function(text)
             dataset = _extended(dataset, Stage(text, function, _is_random(text, function)))
         elif text == "flip" or name == "crop":
-            if dataset.is_tokens or dataset.image is None:
-                raise UsageError(f"--data: stage {text} is for images, and {dataset.name} has none; leave it out")
+            _check_image(dataset, text)
             axes = (2, 1) if dataset.channels_last else (-1, -2)
             make = _flip(axes[0]) if text == "flip" else _crop(_number(text, "pixels of padding"), axes)
             dataset = _extended(dataset, Stage(text, make, random=True))
@@ -132,6 +131,11 @@ def _is_random(text: str, function: Callable[..., Any]) -> bool:
             " samples and draw"
         )
     return taken == 2
+
+
+def _check_image(dataset: Any, text: str) -> None:
+    if dataset.is_tokens or dataset.image is None:
+        raise UsageError(f"--data: stage {text} is for images, and {dataset.name} has none; leave it out")
 
 
 def _flip(width: int) -> Callable[[np.ndarray, Draw], np.ndarray]:

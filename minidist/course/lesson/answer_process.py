@@ -183,9 +183,13 @@ def serve(channel: Channel) -> None:
                 copies = [original(job.answer.load()) for _ in question.inputs] if question.apart else function
                 outcome, traces = run(job, copies, question, channel)
                 if question.apart:
-                    now = global_values(function)
-                    outcome["changed"] = [name for name, value in now.items() if value != loaded.get(name)]
+                    outcome["changed"] = _changed(loaded, global_values(function))
                 channel.send(pack(outcome))
+
+
+def _changed(before: dict[str, bytes], now: dict[str, bytes]) -> list[str]:
+    """Return the names whose values differ from those before."""
+    return [name for name, value in now.items() if value != before.get(name)]
 
 
 def run(

@@ -123,6 +123,12 @@ def _largest(cases: list[Case], ranks: int) -> Case:
     return max((case for case in cases if case.ranks <= ranks), key=lambda case: (case.ranks, case.size))
 
 
+def _above(ours: dict[str, float], yours: dict[str, float]) -> dict[str, str]:
+    """Return a sentence for each metric of an answer that is above ours."""
+    metrics = (*METRICS, "memory")
+    return {name: compare(ours, yours, name) for name in metrics if yours[name] > ours[name] * (1 + 1e-9)}
+
+
 def judge_cases(
     request: Request, runner: Runner, fixed: list[Case], drawn: list[Case], above: dict[str, str]
 ) -> Verdict | None:
@@ -135,10 +141,8 @@ def judge_cases(
             outcome = runner.run(case, buffered, ours.messages)
             failure = find_failure(exercise, case, outcome, buffered, ours, request.needs_par)
             if not buffered and outcome.error is None:
-                for metric in (*METRICS, "memory"):
-                    if outcome.metrics[metric] > ours.metrics[metric] * (1 + 1e-9):
-                        text = compare(ours.metrics, outcome.metrics, metric)
-                        above.setdefault(metric, f"{exercise.describe(case)}: {text}")
+                for metric, text in _above(ours.metrics, outcome.metrics).items():
+                    above.setdefault(metric, f"{exercise.describe(case)}: {text}")
             if failure is None or (failure.kind == "few" and few is not None):
                 continue
             failure.traces = runner.traces()

@@ -99,10 +99,15 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
     several = isinstance(result, tuple)
     data = xp.zeros((), outputs[0].dtype, outputs[0].data) if several else result.data
     tensor = record("checkpoint", data, [(s, itemgetter(i)) for i, s in enumerate(sources)], prepare=replay, cost=0)
-    if used:  # noted also where no argument needs a gradient
+    _set_replays(tensor, used, replay)
+    return tuple(_output(tensor, i, output.data, arrived) for i, output in enumerate(outputs)) if several else tensor
+
+
+def _set_replays(tensor: Tensor, used: tuple[Parameter, ...], replay: Callable[..., Any]) -> None:
+    """Note on the node which parameters the replay reads; they need it also where no argument needs a gradient."""
+    if used:
         tensor.node = tensor.node or Node("checkpoint", prepare=replay)
         tensor.node.replays = used
-    return tuple(_output(tensor, i, output.data, arrived) for i, output in enumerate(outputs)) if several else tensor
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:

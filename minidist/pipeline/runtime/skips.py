@@ -105,18 +105,19 @@ class SkipPipeline(Pipeline):
         result = module(*leaves)
         outputs = result if isinstance(result, (tuple, list)) else [result]
         skips = [output for output in outputs if isinstance(output, SkipConnection)]
-        found, expected = (
-            sorted(skip.stage for skip in skips),
-            [target for source, target in self.pairs if source == stage],
-        )
-        if found != expected:
-            raise UsageError(f"stage {stage} skips to stages {found}, and skips= has {expected}; give all of them")
+        self._check_skips(stage, sorted(skip.stage for skip in skips))
         if not skips:
             return result
         first, *others = (output for output in outputs if not isinstance(output, SkipConnection))
         for skip in skips:
             first = _Departure.apply(first, skip.tensor, self, (stage, skip.stage, i))
         return [first, *others]
+
+    def _check_skips(self, stage: int, found: list[int]) -> None:
+        """Raise UsageError unless a stage has returned the skip connections that were given."""
+        expected = [target for source, target in self.pairs if source == stage]
+        if found != expected:
+            raise UsageError(f"stage {stage} skips to stages {found}, and skips= has {expected}; give all of them")
 
     def backward(self, stage: int, i: int, arrays: list[Any], weights: str) -> None:
         # Take the gradients of what was sent, which has arrived then; a stage that trains nothing takes them, too.
