@@ -17,7 +17,7 @@ PACKAGE = Path(minidist.__file__).parent
 # Lines of each folder, docstrings included.
 LINES = {
     "base": 4_215,
-    "collectives": 3_899,
+    "collectives": 3_902,
     "comm": 6_622,
     "commands": 5_486,
     "course": 13_604,
