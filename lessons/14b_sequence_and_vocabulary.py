@@ -67,6 +67,7 @@ from minidist.job.equality.compare import compare_rank
 from minidist.nn import causal_attention_composite
 from minidist.report import show
 from minidist.report.frame import new_figure
+from minidist.report.palette import RANKS
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -122,9 +123,8 @@ for split in (False, True):
 # %%
 logits = np.random.default_rng(291).integers(-9, 10, (4, 12)) * 1.0
 targets = np.array([7, 0, 11, 4])
-ranks = ListedColormap(["#77AADD", "#99CC88", "#EEDD88", "#FFAABB"])
 axes = (figure := new_figure(7, 2.4)).add_subplot()
-axes.imshow(np.tile(np.arange(12) // 3, (4, 1)), cmap=ranks, aspect="auto")
+axes.imshow(np.tile(np.arange(12) // 3, (4, 1)), cmap=ListedColormap(RANKS[:4]), aspect="auto")
 for (token, word), value in np.ndenumerate(logits):
     weight = "bold" if word == targets[token] else "normal"
     axes.text(word, token, f"{value:.0f}", weight=weight, ha="center", va="center")

@@ -104,7 +104,7 @@ for rank, assignment in enumerate(SimWorld(RANKS).run(one_layer)):
     places = [33 + 7 * rank + (crosses[:i] == e).sum() * 0.7 for i, e in enumerate(crosses)]
     axes.plot(places, crosses, "x", color=COLOURS[rank], markersize=4)
 axes.set_yticks(range(EXPERTS), [f"expert {e}, rank {e // 2}" for e in range(EXPERTS)])
-axes.set_xticks([4, 12, 20, 28], [f"slots of rank {r}" for r in range(RANKS)])
+axes.set_xticks([4, 12, 20, 28, 46], [*(f"slots of rank {r}" for r in range(RANKS)), "dropped"])
 axes.invert_yaxis()
 axes.set_title("tokens of four ranks in the slots of eight experts", fontsize=10, loc="left")
 show(figure)
