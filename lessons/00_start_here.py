@@ -105,14 +105,16 @@ def train(comm, share=add_up, steps=60):
 
 # %% [markdown]
 # `SimWorld(4).run(train)` calls `train(comm)` once for each of four ranks and returns the list of
-# what they returned. The loss on one rank, and the mean of the losses on four:
+# what they returned. The loss on one rank, and the mean of the losses on four, lie on each other:
 
 # %%
 alone, alone_weights, _ = SimWorld(1).run(train)[0]
 four = SimWorld(4).run(train)
 mean = np.mean([losses for losses, _, _ in four], axis=0)
-for at in (0, 19, 59):
+for at in (0, 59):
     print(f"step {at + 1:2}: loss {alone[at]:.4f} on 1 rank, {mean[at]:.4f} on 4 ranks")
+curves = {"losses": mean.tolist(), "reference_losses": alone, "names": ("1 rank", "4 ranks")}
+picture("loss", [], "part 3 of lesson 00", title="the same training twice", **curves)
 
 # %% [markdown]
 # Step through one sum of two numbers per rank: the arrow keys go from message to message. A row is an array
@@ -200,20 +202,25 @@ def forget(comm, gradient):
 
 wrong = SimWorld(4).run(train, forget)
 right_fall, wrong_fall = (run[0][0][0] - run[0][0][-1] for run in (four, wrong))
-for at in (0, 19, 59):
-    now, before = wrong[0][0][at], four[0][0][at]
-    print(f"step {at + 1:2}: rank 0 prints the loss {now:.4f}, with sharing {before:.4f}")
+now, before = wrong[0][0][59], four[0][0][59]
+print(f"step 60: rank 0 prints the loss {now:.4f}, with sharing {before:.4f}")
 fall.judge(100 * wrong_fall / right_fall, within=0.1)
 
 # %% [markdown]
 # And what has it trained? The weights of two ranks, and the loss of rank 0's network on all 64 pictures,
-# after the last step (part 3 printed the loss before it):
+# after the last step (part 3 printed the loss before it) and in the picture after every fifth one:
 
 # %%
 print(f"max |w_rank0 - w_rank1| = {abs(wrong[0][1] - wrong[1][1]).max():.2f}")
 for name, run in (("shared", four), ("nothing sent", wrong)):
     everything = cross_entropy(run[0][2](Tensor(images)), labels)
     print(f"{name:12}: loss on all pictures {float(everything.data):.4f}")
+
+after = [SimWorld(4).run(train, forget, steps)[0][2] for steps in range(0, 60, 5)]
+curves = {"losses": [cross_entropy(network(Tensor(images)), labels).item() for network in after]}
+curves |= {"reference_losses": wrong[0][0][::5], "counted": "steps, in units of 5"}
+curves["names"] = "rank 0's 16 pictures, which it prints", "all 64 pictures"
+picture("loss", [], "part 6 of lesson 00", title="rank 0, when nothing is sent", **curves)
 
 # %% [markdown]
 # There are four networks now, and each has learned 16 pictures and nothing else: on all 64 rank 0's is worse than
@@ -224,8 +231,7 @@ for name, run in (("shared", four), ("nothing sent", wrong)):
 #
 # The other mistake does not stay hidden. Let every rank receive before it sends: a real program
 # waits here until someone ends it. The simulated world detects that no rank can continue, and
-# reports which rank waits for which, and at which line. In the picture the length of the bars means nothing: no
-# time passes on this clock.
+# reports which rank waits for which, and at which line:
 
 # %%
 from minidist import DeadlockError

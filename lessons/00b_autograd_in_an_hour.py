@@ -23,10 +23,15 @@
 # addition. And, to check the first pass: how large is the loss before the first step?
 
 # %%
+from itertools import pairwise
+
 import numpy as np
 
 from minidist import MLP, AutogradError, FlopCounter, SimWorld, Tensor, cross_entropy
 from minidist.course.lesson import check, expect, picture, predict, reveal, solution
+from minidist.report import show
+from minidist.report.frame import finish, new_panel
+from minidist.report.palette import PALETTE
 
 # %% [markdown]
 # ## 2 Predict
@@ -48,10 +53,10 @@ untrained = predict("loss of an untrained network with 10 classes", example=1.0)
 # Distributed training depends on this order: gradients that are complete early can be sent while
 # backward still computes (lesson 06b).
 #
-# The picture shows the operations of one training step of that network with 32 rows: of forward, and then,
-# from the last layer to the first, the gradient of each layer's weight *and* that of its input. The bars of
-# backward are as long as 2 B k m operations, a product of B rows with k x m weights; part 5 compares them with
-# what `FlopCounter` counts. On this clock a million operations take 1 µs:
+# The picture shows the operations of one training step of that network with 32 rows: of the six layers in forward,
+# and then, from the last layer to the first, the gradient of each layer's weight *and* that of its input. A bar is
+# as long as 2 B k m operations, a product of B rows with k x m weights; part 5 compares them with what
+# `FlopCounter` counts. On this clock a million operations take 1 µs:
 
 
 # %%
@@ -63,12 +68,13 @@ def counted(comm):
     with FlopCounter() as counter:
         cross_entropy(model(x), np.zeros(32, dtype=int)).backward()
     operations = {kind: number for kind, (number, _) in counter.totals.items()}
-    comm.compute(seconds=operations["forward"] * 1e-12, name="forward")
-    for layer in range(6, 0, -1):
-        seconds = 2 * 32 * SIZES[layer - 1] * SIZES[layer] * 1e-12
-        comm.compute(seconds=seconds, name="weight gradient")
-        if layer > 1:
-            comm.compute(seconds=seconds, name="input gradient")
+    seconds = [2e-12 * 32 * k * m for k, m in pairwise(SIZES)]  # of each layer
+    for layer in range(6):
+        comm.compute(seconds=seconds[layer], name="forward")
+    for layer in reversed(range(6)):
+        comm.compute(seconds=seconds[layer], name="weight gradient")
+        if layer > 0:
+            comm.compute(seconds=seconds[layer], name="input gradient")
     return operations
 
 
@@ -122,13 +128,30 @@ by_hand = gradients_of((a * b + a).node, np.ones(1))
 print("dy/da =", by_hand[a.node], "  dy/db =", by_hand[b.node])
 
 # %% [markdown]
-# The order of the visits and the gradient that arrives at each node, for a = 2 and b = 3:
-#
-#     y = a * b + a         1. the sum       1
-#     a * b                 2. the product   1
-#     b                     3.               1 * a = 2
-#     a                     4.               1 * b from the product, 1 from the sum: 3 + 1 = 4
-#
+# The graph, with its values and with the gradient that backward sends along each edge. It visits y, then a * b, b
+# and a; two gradients arrive at a, 3 + 1 = 4:
+
+# %%
+figure, axes = new_panel(8, 2.6)
+axes.axis("off")
+values = {"a": a.data[0], "b": b.data[0], "a * b": (a * b).data[0], "y": y.data[0]}
+places = {"y": (3, 0.7), "a * b": (1.6, 0.3), "b": (0, 0), "a": (0, 1)}
+edges = {("y", "a * b"): "1", ("y", "a"): "1"}
+edges |= {("a * b", "a"): f"1 * b = {values['b']:g}", ("a * b", "b"): f"1 * a = {values['a']:g}"}
+white = {"boxstyle": "round", "facecolor": "white"}
+for (newer, older), text in edges.items():
+    arrow = {"arrowstyle": "->", "color": PALETTE["B"], "shrinkA": 25, "shrinkB": 25}
+    axes.annotate("", places[older], places[newer], arrowprops=arrow)
+    middle = np.mean([places[older], places[newer]], axis=0)
+    plain = white | {"edgecolor": "white"}
+    axes.text(*middle, text, color=PALETTE["B"], ha="center", va="center", bbox=plain)
+for number, (name, place) in enumerate(places.items(), 1):
+    words = f"{number}. {name} = {values[name]:g}"
+    axes.text(*place, words, ha="center", va="center", bbox=white)
+axes.set(xlim=(-0.4, 3.4), ylim=(-0.2, 1.2))
+show(finish(figure, [], "part 4 of lesson 00b", "backward goes from y to its inputs"))
+
+# %% [markdown]
 # The library's version ([backward.py](../minidist/core/autograd/backward.py)) also frees what a node has
 # saved once the node was visited, and reports each parameter whose gradient is complete.
 

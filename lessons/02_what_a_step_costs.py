@@ -55,36 +55,40 @@ peak = predict("peak with 256 rows and momentum", example=3_000_000, unit="B")
 # three kinds grow with the model, and activations grow with the batch. Many later lessons reduce one of
 # the four, so one has to know which is the largest; the others reduce time.
 #
-# The picture shows three steps with Adam and all 1,024 rows, on one rank. Each change of the account
-# is one event. In forward activations accumulate; in backward they are freed and gradients are
-# allocated. From the second step on the gradients and Adam's two averages exist from the start. (In
-# the small bump at the left `FlatParameters` copies the parameters into one array.)
+# The picture shows three steps with Adam and all 1,024 rows, on one rank; each change of the account is as wide as
+# another, and below the axis is what runs. In forward activations accumulate; in backward they are freed and
+# gradients are allocated. From the second step on the gradients and Adam's two averages exist from the start. (In
+# the small bump at the left, where the model is made, `FlatParameters` copies the parameters into one array.)
 #
 # `account_memory` keeps an account of all arrays that the library allocates inside its block, `track` adds
-# an array of our own to it, and the last line but one hands the account over to the picture. The rest is an
-# ordinary training loop:
+# an array of our own to it, and the last line but one hands the account over to the picture. `marks` says after how
+# many events each part begins. The rest is an ordinary training loop:
 
 
 # %%
 def train(comm, steps=3, optimizer=Adam, count=ROWS):
-    """Returns the account and the weights."""
+    """Returns the account, the weights and the marks."""
     with account_memory(timeline=True) as account:
+        marks = [(0, "model")]
         model = MLP(SIZES)
         flat = FlatParameters(model.parameters())
         optimizer = optimizer(flat, lr=1e-3)
         x = Tensor(track(rows[:count].copy(), "input"))
         for _ in range(steps):
+            marks.append((len(account.events), "forward"))
             flat.zero_grad()
             loss = cross_entropy(model(x), targets[:count])
+            marks.append((len(account.events), "backward"))
             loss.backward()
+            marks.append((len(account.events), "step"))
             optimizer.step()
     comm.trace.memory = [(0.0, live) for live in account.history()]
-    return account, flat.data
+    return account, flat.data, marks
 
 
 world = SimWorld(1)
-((account, _),) = world.run(train)
-picture("memory", world, "part 3 of lesson 02", name="three steps of Adam")
+((account, _, marks),) = world.run(train)
+picture("memory", world, "part 3 of lesson 02", name="three steps of Adam", marks=marks)
 
 # %% [markdown]
 # ## 4 The code
@@ -148,7 +152,7 @@ def momentum(flat, lr):
     return SGD(flat, lr=lr, momentum=0.9)
 
 
-((other, _),) = SimWorld(1).run(train, optimizer=momentum, count=ROWS // 4)
+((other, _, _),) = SimWorld(1).run(train, optimizer=momentum, count=ROWS // 4)
 print(f"a quarter of the rows, momentum: {other.peak / account.peak:.0%} of the peak above")
 peak.judge(other.peak, within=0.1)
 
@@ -165,7 +169,7 @@ for label, options in {
     "SGD": {"optimizer": SGD},
     "SGD with momentum": {"optimizer": momentum},
 }.items():
-    ((other, _),) = SimWorld(1).run(train, **options)
+    ((other, _, _),) = SimWorld(1).run(train, **options)
     print(f"{label:24}", *(f"{other.at_peak.get(name, 0):10,} B" for name in KINDS))
 
 # %% [markdown]
@@ -199,23 +203,25 @@ from contextlib import nullcontext
 
 def evaluate(comm, recording):
     with account_memory(timeline=True) as account:
+        marks = [(0, "model")]
         model = MLP(SIZES)
         losses = []
         for batch in range(8):
+            marks.append((len(account.events), f"batch {batch}"))
             part = slice(batch * 128, batch * 128 + 128)
             with nullcontext() if recording else no_grad():
                 losses.append(cross_entropy(model(Tensor(rows[part])), targets[part]))
         mean = np.mean([loss.item() for loss in losses])
     comm.trace.memory = [(0.0, live) for live in account.history()]
-    return float(mean), account.peak_by_purpose["activation"]
+    return float(mean), account.peak_by_purpose["activation"], marks
 
 
 for recording in (False, True):
     world = SimWorld(1)
-    ((mean, activations),) = world.run(evaluate, recording)
+    ((mean, activations, marks),) = world.run(evaluate, recording)
     label = "a graph for each batch" if recording else "no_grad()"
     print(f"{label:24} mean loss {mean:.4f}, activations at most {activations:,} B")
-picture("memory", world, "part 6 of lesson 02", name="a graph for each batch")
+picture("memory", world, "part 6 of lesson 02", name="a graph for each batch", marks=marks)
 
 # %% [markdown]
 # (Without a graph two outputs of 128 x 512 numbers are alive, a layer's input and its output, and seven losses of 4 B.

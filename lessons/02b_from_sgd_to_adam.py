@@ -31,7 +31,7 @@
 # For both numbers put the averages after one gradient into lr m / sqrt(v). A tenth off is good enough.
 
 # %%
-from minidist.course.lesson import check, picture, predict, reveal, solution
+from minidist.course.lesson import check, predict, reveal, solution
 
 adam_guess = predict("first step of Adam along y, over that along x", example=1000)
 first_guess = predict("first step without correction, over that with it", example=0.1)
@@ -51,43 +51,48 @@ import numpy as np
 from minidist import SGD, Adam, Parameter
 from minidist.base.memory import account_memory
 from minidist.optim import RMSProp
+from minidist.report import show
+from minidist.report.frame import finish, line, new_figure, tidy
+from minidist.report.palette import PALETTE
 
 STEEP = np.array([1.0, 1000.0])  # along x and along y
+STRAIGHT, TURNED = np.eye(2), np.array([[1.0, -1.0], [1.0, 1.0]]) / np.sqrt(2)  # by 45 degrees
 
 
-def descend(kind, steps=100, **settings):
-    """Return the points of a descent in the valley."""
-    p = Parameter(np.array([1.0, 1.0]))
+def descend(kind, steps=100, turn=STRAIGHT, **settings):
+    """Return the points of a descent in the valley, which is turned around its lowest point."""
+    slope = turn @ np.diag(STEEP) @ turn.T
+    p = Parameter(turn @ np.ones(2))
     optimizer, path = kind([p], **settings), [p.data.copy()]
     for _ in range(steps):
-        p.grad = STEEP * p.data
+        p.grad = slope @ p.data
         optimizer.step()
         path.append(p.data.copy())
     return np.array(path)
 
 
 # %% [markdown]
-# The picture shows the distance from the lowest point in 100 steps. With a rate above 0.002 SGD would
-# move away from it along y. With a rate just below 0.002 y converges quickly, and x slowly. Adam takes
-# a rate of 0.05 for both. Its m still holds older gradients, so it runs past the lowest point and comes back:
-
+# The pictures show 100 steps, and lines of equal loss. Left is the valley of the case. With a rate above 0.002 SGD
+# would move away from the lowest point along y. With a rate just below 0.002 it jumps from one slope to the other,
+# and hardly moves along x. Adam takes a rate of 0.05 for both. Its m still holds older gradients, so it runs past
+# the lowest point and comes back. Right is the same valley, turned by 45°; part 5 says what Adam cannot do there:
 
 # %%
-def distances(path):
-    """How far each point is from the lowest one."""
-    return np.hypot(*path.T).tolist()
-
-
-picture(
-    "loss",
-    [],
-    "part 3 of lesson 02b",
-    quantity="distance",
-    losses=distances(descend(Adam, lr=0.05)),
-    reference_losses=distances(descend(SGD, lr=0.0019)),
-    title="a valley a thousand times as steep along y",
-    names=("SGD", "Adam"),
-)
+figure = new_figure(9, 4.6)
+x, y = np.meshgrid(np.linspace(-1.15, 1.45, 200), np.linspace(-1.15, 1.45, 200))
+runs = {"SGD": (SGD, 0.0019, PALETTE["compute"]), "Adam": (Adam, 0.05, PALETTE["F"])}
+panels = zip(figure.subplots(1, 2), (STRAIGHT, TURNED), strict=True)
+for axes, turn in panels:
+    loss = np.square(np.stack([x, y], axis=-1) @ turn) @ STEEP / 2
+    axes.contour(x, y, loss, levels=np.geomspace(0.3, 2000, 9), colors=PALETTE["other"])
+    for kind, lr, colour in runs.values():
+        axes.plot(*descend(kind, turn=turn, lr=lr).T, ".-", color=colour, linewidth=0.8)
+    axes.plot(0, 0, "x", color=PALETTE["blocked"], zorder=3)
+    axes.set(xlabel="first weight", ylabel="second weight", aspect="equal")
+    tidy(axes)
+handles = [line(colour, name, marker=".") for name, (_, _, colour) in runs.items()]
+handles.append(line(PALETTE["blocked"], "the lowest point", marker="x", linestyle=""))
+show(finish(figure, handles, "part 3 of lesson 02b", "a valley a thousand times as steep along y"))
 
 # %% [markdown]
 # ## 4 The code
@@ -128,12 +133,12 @@ LIBRARY = {
     "adam": (Adam, {"lr": 0.05}),
 }
 paths = {}
-print("x and y   after 1 step   20 steps        100 steps       state")
+print(f"{'':8} {'after 1 step':19} {'20 steps':19} {'100 steps':19} state")
 for name, (kind, settings) in LIBRARY.items():
     with account_memory() as account:
         paths[name] = descend(kind, **settings)
     arrays = account.peak_by_purpose.get("optimizer", 0) // paths[name][0].nbytes
-    points = "   ".join(f"{x:6.3f} {y:6.3f}" for x, y in paths[name][[1, 20, 100]])
+    points = "   ".join(f"x {x:5.3f} y {y:6.3f}" for x, y in paths[name][[1, 20, 100]])
     print(f"{name:8} {points}   {arrays}")
     rates = (0.001, 0.0019, 0.003, 0.02, 0.05)
     ends = [np.hypot(*descend(kind, **settings | {"lr": lr})[-1]) for lr in rates]
@@ -166,19 +171,13 @@ for name, gradients in drawn.items():
 # That is what the second array is for: the gradients of a training are from few rows each, so they are noisy.
 #
 # And what Adam cannot do? It divides weight by weight. Turn the valley by 45°: now both weights have large gradients,
-# and the direction in which the loss is flat is the diagonal between them:
+# and the direction in which the loss is flat is the diagonal between them (the right picture of part 3):
 
 # %%
-turn = np.array([[1.0, -1.0], [1.0, 1.0]]) / np.sqrt(2)
-turned = turn @ np.diag(STEEP) @ turn.T
 print("distance from the lowest point after 100 steps")
 for name, (kind, settings) in LIBRARY.items():
-    p = Parameter(turn @ np.ones(2))
-    optimizer = kind([p], **settings)
-    for _ in range(100):
-        p.grad = turned @ p.data
-        optimizer.step()
-    print(f"{name:8} as before {np.hypot(*paths[name][100]):.3f}, turned {np.hypot(*p.data):.3f}")
+    turned = descend(kind, turn=TURNED, **settings)[100]
+    print(f"{name:8} as before {np.hypot(*paths[name][100]):.3f}, turned {np.hypot(*turned):.3f}")
 
 # %% [markdown]
 # SGD and momentum do not notice the turn. RMSProp and Adam are slower than SGD now: they only know how large the

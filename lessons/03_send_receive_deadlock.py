@@ -248,8 +248,7 @@ for name in ("by_order", "by_sendrecv", "by_requests"):
 # ## 8 Takeaway
 #
 # - A program that runs with **every send synchronous** does not depend on buffers, if it receives from named
-#   ranks. Test it that way;
-#   minidist's simulated world does by default.
+#   ranks. Test it that way; minidist's simulated world does so by default.
 # - A deadlock is a **circle** of ranks that wait for each other, or a rank that waits for one that has ended.
 #   Break a circle with an order, with `sendrecv`, or with `isend`, `irecv` and `wait`. On this clock an exchange
 #   takes the time of one message when all ranks send at once, and with an order that of two.

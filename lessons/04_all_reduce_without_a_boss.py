@@ -54,7 +54,7 @@ guess = {
 #
 # Four ranks have 12 numbers each, so a chunk has 3 numbers (24 B). In the first three steps sums are
 # formed, and in three more they are distributed. In every step each rank sends to the right and
-# receives from the left:
+# receives from the left. On an arrow is the number of the chunk (the command below the picture writes the bytes there):
 
 
 # %%
@@ -70,7 +70,12 @@ command = (
     "minidist run mpi_examples/1_messages/ring_all_reduce.py --algorithm {} --elements 12 "
     "--ranks 4 --trace t.jsonl; minidist report t.jsonl --picture {}"
 )
-picture("space-time", world, command.format("ring", "space-time"), name="ring of 4")
+chunks = {rank: [(rank - 1 - step) % 4 for step in range(3)] for rank in range(4)}  # first half
+for rank, numbers in chunks.items():
+    numbers += [(rank - step) % 4 for step in range(3)]  # second half
+labels = {rank: [f"chunk {number}" for number in numbers] for rank, numbers in chunks.items()}
+drawn_by = command.format("ring", "space-time")
+picture("space-time", world, drawn_by, name="ring of 4", labels=labels)
 
 # %% [markdown]
 # The bytes that each rank sends to each other one: in the ring every rank sends the same number to its

@@ -22,10 +22,9 @@
 # - *Rabenseifner's* algorithm: in 8 rounds a rank exchanges a half of the array, a quarter, an eighth and
 #   a 16th, and the same parts again in the reverse order.
 #
-# For one number recursive doubling is faster, because it has fewer rounds; for a gigabyte
-# Rabenseifner's algorithm is faster, because it sends fewer bytes. At which size do they take the
-# same time? (One number cannot be cut, so for 8 B each round in which a rank sends anything sends all of it.) And if
-# one keeps the ring for a single number of 8 bytes, how many times as long as the fastest of the three does it take?
+# For one number recursive doubling is faster, because it has fewer rounds; for a gigabyte Rabenseifner's
+# algorithm is faster, because it sends fewer bytes. At which size do they take the same time? And if one keeps
+# the ring for a single number of 8 bytes, how many times as long as the fastest of the three does it take?
 
 # %%
 import numpy as np
@@ -61,7 +60,8 @@ wrong = predict("time of the ring for 8 B over that of the fastest", example=2)
 # latency decides: a line's height is its number of rounds. On the right the bytes decide, and the
 # lines of the ring and of Rabenseifner's algorithm are nearly one. The case asks where the green line
 # and the blue line cross. `bench_virtual_collectives` measures the algorithms on the virtual clock for
-# arrays of many sizes, and `crossover` draws the times.
+# arrays of many sizes, and `crossover` draws the times. (The command below the picture draws all algorithms of the
+# library.)
 
 # %%
 RANKS, ALPHA, BETA = 16, 1e-6, 1e-10
@@ -71,7 +71,7 @@ rows = bench_virtual_collectives("all_reduce", RANKS, NETWORK)["rows"]
 figure = crossover(
     [row for row in rows if row["side"] in ALGORITHMS],
     title="all-reduce on 16 ranks",
-    command="minidist bench collectives --simulated --picture c.svg",
+    command="minidist bench collectives --simulated --overhead 2.5e-7 --picture c.svg",
 )
 show(figure)
 
@@ -86,8 +86,8 @@ def summed(comm, size, algorithm):
 
 
 command = (
-    "minidist run mpi_examples/1_messages/collectives.py --ranks 8 --algorithm {} --trace t.jsonl; "
-    "minidist report t.jsonl"
+    "minidist run mpi_examples/1_messages/collectives.py --ranks 8 --elements 16 --algorithm {} "
+    "--trace t.jsonl; minidist report t.jsonl"
 )
 for algorithm in ("recursive_doubling", "ring"):
     world = SimWorld(8)
@@ -158,7 +158,8 @@ for rank in (0, 5):
 #
 # Let n be a power of two. Recursive doubling takes log2 n (alpha + beta S). Rabenseifner's algorithm takes
 # 2 log2 n alpha + 2 (n-1)/n beta S, because a half, a quarter and so on down to an n-th of the array are
-# together (n-1)/n of it. Both times are equal at the size `equal`. `virtual_seconds` measures the time of an
+# together (n-1)/n of it. Both times are equal at the size `equal`. (One number cannot be cut, so for 8 B each round in
+# which a rank sends anything sends all of it.) `virtual_seconds` measures the time of an
 # all-reduce on the virtual clock:
 
 
@@ -261,8 +262,7 @@ print(f"{seconds['shared memory'] / seconds['between cities']:.2f} times as long
 # Return the name of the fastest of "recursive_doubling", "rabenseifner", "ring" and "binomial" for an
 # array of `size` bytes on n ranks. n is a power of two, and a message of S bytes takes alpha + beta S.
 # "binomial" is a tree: sums go up to rank 0 in log2 n rounds, and the result comes down again in log2 n
-# more, each with the whole array. Two of the four names are enough for such n. Judged:
-# on generated cases no other algorithm takes less time.
+# more, each with the whole array. Judged: on generated cases no other algorithm takes less time.
 
 
 # %%

@@ -34,7 +34,9 @@ import numpy as np
 from minidist import LinkModel, SimWorld, all_reduce
 from minidist.collectives.auto import fastest
 from minidist.course.lesson import check, predict, reveal, solution
-from minidist.report import draw, show
+from minidist.report import show
+from minidist.report.frame import finish, new_figure, patch
+from minidist.report.palette import PALETTE
 
 # %% [markdown]
 # ## 2 Predict
@@ -72,12 +74,14 @@ def summed(comm, algorithm):
 
 
 # %% [markdown]
-# The pictures show how many bytes each rank sends to each other one in the three ways. A cell on grey joins
-# two machines. Of the ring in rank order two cells lie on grey; of the alternating ring, for which the grey
-# is a chessboard, all eight do. Of two levels eight pale ones do.
+# The pictures show how many kilobytes each rank sends to each other one in the three ways. A cell with a red border
+# joins two machines: two cells of the ring in rank order, all eight of the alternating ring, and of two levels
+# eight with few bytes.
 
 # %%
 runs = {}
+figure = new_figure(11, 4.5)
+panels = iter(figure.subplots(1, 3))
 for name, algorithm, machine in (
     ("ring", "ring", IN_ORDER),
     ("alternating ring", "ring", ALTERNATING),
@@ -85,9 +89,19 @@ for name, algorithm, machine in (
 ):
     world = SimWorld(8, links=network(machine))
     runs[name] = world, machine, world.run(summed, algorithm)
-    figure = draw("bytes-matrix", world.traces, {"command": "part 3 of lesson 05b", "name": name})
-    figure.axes[0].imshow(np.not_equal.outer(machine, machine), cmap="Greys", vmax=5, zorder=-1)
-    show(figure)
+    sent = np.zeros((8, 8))
+    for trace in world.traces:
+        for message in trace.sent():
+            sent[trace.rank, message.peer] += message.nbytes / 1000
+    axes = next(panels)
+    axes.imshow(sent, cmap="Purples", vmax=4000)
+    for a, b in np.argwhere(sent):
+        axes.text(b, a, f"{sent[a, b]:.0f}", ha="center", va="center", fontsize=7)
+        if machine[a] != machine[b]:
+            axes.bar(b, 1, 1, a - 0.5, fill=False, edgecolor=PALETTE["blocked"], linewidth=2)
+    axes.set(title=name, xlabel="to rank", ylabel="from rank")
+handles = [patch("white", "kB sent"), patch(PALETTE["blocked"], "red border: between machines")]
+show(finish(figure, handles, "part 3 of lesson 05b"))
 
 # %% [markdown]
 # ## 4 The code

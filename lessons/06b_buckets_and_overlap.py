@@ -47,6 +47,9 @@ buckets_guess = predict("best number of buckets", example=16)
 import numpy as np
 
 from minidist import MLP, FlatParameters, LinkModel, SimWorld, Tensor, cross_entropy
+from minidist.report import show
+from minidist.report.frame import finish, line, new_panel, plain_numbers
+from minidist.report.palette import PALETTE
 
 SIZES, RANKS, ROWS = [64] * 17, 4, 64
 links = LinkModel(alpha=8e-6, beta=1e-9, flops=3e10, memory_bandwidth=1e11)
@@ -167,7 +170,21 @@ print(
 # %%
 chunk = size // 16 // RANKS * links.beta
 print(f"per message: {links.alpha * 1e6:.1f} µs of latency, {chunk * 1e6:.1f} µs of bytes")
-picture("lanes", timed(16), "part 5 of lesson 06b", name="buckets: 16", most_seconds=MOST)
+
+k = np.geomspace(1, 16)
+figure, axes = new_panel(8, 3.4)
+fixed = forward + ring_bytes
+axes.plot(k, 1e6 * (fixed + backward / k + k * ring_latency), color=PALETTE["other"], linewidth=3)
+axes.plot(k, 1e6 * (fixed + backward / k), ":", color=PALETTE["B"])
+axes.plot(k, 1e6 * (fixed + k * ring_latency), ":", color=PALETTE["communication"])
+axes.plot(list(ends), [1e6 * end for end in ends.values()], "o", color=PALETTE["F"])
+axes.set(xscale="log", xlabel="buckets k", ylabel="time of a step [µs]", xticks=list(ends))
+plain_numbers(axes.xaxis)
+handles = [line(PALETTE["F"], "measured", marker="o", linestyle="")]
+handles.append(line(PALETTE["other"], "the formula", linewidth=3))
+handles.append(line(PALETTE["B"], "without latency", linestyle=":"))
+handles.append(line(PALETTE["communication"], "without backward / k", linestyle=":"))
+show(finish(figure, handles, "part 5 of lesson 06b", "few buckets leave late, many pay latency"))
 
 # %% [markdown]
 # Is the gradient the same? With a ring it is, up to rounding: where a chunk's sum begins depends on

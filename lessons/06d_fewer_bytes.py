@@ -59,6 +59,9 @@ from minidist import (
     cross_entropy,
     glyphs,
 )
+from minidist.report import show
+from minidist.report.frame import finish, line, new_panel
+from minidist.report.palette import PALETTE
 
 
 def one_step(comm, largest):
@@ -159,10 +162,6 @@ for n in (4, 64):
     print(f"{n:2} ranks: {sent[0]:,} B and {sent[1]:,} B, {sent[0] / sent[1]:.1f} times fewer")
 
 # %% [markdown]
-# Another method sends of every element only its sign, one bit, and one length for all (part 7). A ring cannot add up
-# signs either, so 1-bit Adam sends them in two rounds. The signs of the j-th chunk go to rank j only, which adds
-# them up, compresses the sum with a second residual and sends it to all: a 32nd of the ring's bytes for any n.
-#
 # How far does the loss fall? The training loop is that of lesson 00 with a residual. `share` is a
 # function that sums the gradients:
 
@@ -208,20 +207,19 @@ for share in (whole, with_feedback, forgetful):
     curves[share] = curve = np.sum([losses for losses, _ in results], axis=0).tolist()
     print(f"{share.__name__:13} {sent:6,} B per step, loss from {curve[0]:.3f} to {curve[-1]:.3f}")
 assert curves[whole][-1] < curves[with_feedback][-1] < curves[forgetful][-1] - 1
-picture(
-    "loss",
-    [],
-    "part 5 of lesson 06d",
-    title="the whole gradient, and its largest hundredth",
-    losses=curves[with_feedback],
-    reference_losses=curves[whole],
-    names=("whole", "with feedback"),
-)
+figure, axes = new_panel(8, 3.6)
+colours = {whole: PALETTE["other"], with_feedback: PALETTE["F"], forgetful: PALETTE["blocked"]}
+for share, colour in colours.items():
+    axes.plot(curves[share], color=colour, linewidth=3 if share is whole else 1.5)
+axes.set(xlabel="step", ylabel="loss")
+handles = [line(colour, share.__name__.replace("_", " ")) for share, colour in colours.items()]
+show(finish(figure, handles, "part 5 of lesson 06d", "all bytes, and a 25th of them"))
 
 # %% [markdown]
 # With a 25th of the bytes the loss falls a little later than with the whole gradient. Without error feedback
-# it falls far less. (This is one seed, and one learning rate for all three.) And where nothing is left out,
-# the weights are those of one device up to float32's rounding:
+# it falls far less: what all ranks need is small on each of them, and is never sent. (The spikes of the whole gradient
+# come from the learning rate, which is large on purpose. Half and twice this rate give the same order of the three.)
+# And where nothing is left out, the weights are those of one device up to float32's rounding:
 
 # %%
 single, parallel = (SimWorld(n).run(train, whole, 5)[0][1] for n in (1, 4))
@@ -276,13 +274,15 @@ assert abs(mean - 1) < 0.01
 # %% [markdown]
 # ## 7 Exercise: signs, with error feedback
 #
-# Error feedback with the other compression of part 5. `gradients` (steps, length) are this rank's, one per step;
-# `steps` may be 0. In each step a rank sends, of gradient + residual, which elements are not negative, one bit each,
-# and one length, the mean of the absolute values. That stands for this length times the signs, and what is left is the
-# new residual. Return the sums over the ranks of what they have sent so, an array (steps, length), and this
-# rank's residual after the last step. Judged: sums and residuals, and that no rank sends more bytes than in our
-# solution: in a step 8 B for the length and 1 B for eight elements (`np.packbits`, `np.unpackbits`), to each other
-# rank. Messages and time are only printed.
+# Another compression sends of every element only its sign, and one length for all. (A ring cannot add up signs
+# either. 1-bit Adam sends them in two rounds: the signs of chunk j go to rank j, which adds them up, compresses the
+# sum with a second residual and sends it to all, a 32nd of the ring's bytes for any n.) `gradients` (steps, length)
+# are this rank's, one per step; `steps` may be 0. In each step a rank sends, of gradient + residual, which elements
+# are not negative, one bit each, and one length, the mean of the absolute values. That stands for this length times
+# the signs, and what is left is the new residual. Return the sums over the ranks of what they have sent so, an array
+# (steps, length), and this rank's residual after the last step. Judged: sums and residuals, and that no rank sends
+# more bytes than in our solution: in a step 8 B for the length and 1 B for eight elements (`np.packbits`,
+# `np.unpackbits`), to each other rank. Messages and time are only printed.
 
 
 # %%

@@ -54,6 +54,9 @@ from minidist import (
     cross_entropy,
     glyphs,
 )
+from minidist.report import show
+from minidist.report.frame import finish, line, new_panel
+from minidist.report.palette import RANKS
 from minidist.techniques.local_sgd.averaging import OuterOptimizer
 
 LINKS = LinkModel(alpha=5e-3, beta=8e-9)  # "between cities" of lesson 05
@@ -83,18 +86,19 @@ for every, what in ((1, "a sum in every step"), (4, "an average every 4 steps"))
 
 # %%
 def local_sgd(comm, every, steps=400, lr=0.1):
-    """Return w after `steps` steps; the two ranks average it at each `every`-th step."""
+    """Return w after each step; the two ranks average it at each `every`-th step."""
     strength, best = ((1.0, 0.0), (4.0, 10.0))[comm.rank]
-    w, others = np.zeros(1), np.empty(1)
+    w, others, history = np.zeros(1), np.empty(1), []
     for step in range(1, steps + 1):
         w = w - lr * strength * (w - best)
         if step % every == 0:
             comm.sendrecv(w, 1 - comm.rank, others, 1 - comm.rank)
             w = (w + others) / 2
-    return w[0]
+        history.append(w[0])
+    return history
 
 
-print(f"an average in every step: w ends at {SimWorld(2).run(local_sgd, 1)[0]:.2f}")
+print(f"an average in every step: w ends at {SimWorld(2).run(local_sgd, 1)[0][-1]:.2f}")
 
 # %% [markdown]
 # ## 5 Check
@@ -106,10 +110,20 @@ world = SimWorld(4, links=LINKS)
 world.run(four_steps, 4)
 sent = sum(message.nbytes for message in world.traces[0].sent()) / 4
 print(f"{sent:,.0f} B leave a rank per step, a quarter of 2 (n-1)/n of 20,000 B")
-end_guess.judge(SimWorld(2).run(local_sgd, 50)[0], within=0.02)
+histories = SimWorld(2).run(local_sgd, 50)
+end_guess.judge(histories[0][-1], within=0.02)
 for lr, steps in ((0.1, 400), (0.01, 4000)):
-    ends = (SimWorld(2).run(local_sgd, every, steps, lr)[0] for every in (2, 5, 50))
+    ends = (SimWorld(2).run(local_sgd, every, steps, lr)[0][-1] for every in (2, 5, 50))
     print(f"learning rate {lr}, H = 2, 5, 50: w ends at", ", ".join(f"{w:.2f}" for w in ends))
+
+figure, axes = new_panel(8, 3)
+for rank, history in enumerate(histories):
+    axes.plot([0, *history[:200]], color=RANKS[rank], linewidth=2)
+axes.axhline(8, color="black", linestyle=":")
+axes.set(xlabel="step", ylabel="w")
+handles = [line(RANKS[rank], f"rank {rank}", linewidth=2) for rank in range(2)]
+handles.append(line("black", "least sum of the losses", linestyle=":"))
+show(finish(figure, handles, "part 5 of lesson 06e", "an average of both every 50 steps"))
 
 # %% [markdown]
 # After 50 steps alone with the rate 0.1 each rank is at the best value for its data, 0 and 10. Their
@@ -125,7 +139,7 @@ for step in range(1, 401):
     both = both - 0.1 * strength * (both - best)
     if step % 5 == 0:
         both[:] = both.mean()
-parallel = SimWorld(2).run(local_sgd, 5)
+parallel = [history[-1] for history in SimWorld(2).run(local_sgd, 5)]
 print(f"max |w_parallel - w_single| = {np.abs(both - parallel).max():g}")
 assert np.array_equal(both, parallel)
 
@@ -165,19 +179,23 @@ def train(comm, every, rows, diloco=False, steps=120):
 
 
 # %% [markdown]
-# Two losses are printed: that of the common weights, after the last average, on all rows, and that of rank
-# 0 on its rows in the last step:
+# The loss of the common weights, after the last average, on all rows:
 
 # %%
-losses = {}
+losses, own, sent = {}, {}, {}
 for name, rows in (("mixed", np.arange(480)), ("sorted", np.argsort(labels, kind="stable"))):
     for how, every in (("average", 1), ("DiLoCo", 1), ("average", 10), ("DiLoCo", 10)):
-        world = SimWorld(4)
-        network, own = world.run(train, every, rows, how == "DiLoCo")[0]
-        sent = sum(message.nbytes for message in world.traces[0].sent()) // 120
-        losses[name, how, every] = loss = cross_entropy(network(Tensor(images)), labels).item()
-        print(f"{name:6} rows, {how:>7}, H = {every:2}: {sent:6,} B per step;", end=" ")
-        print(f"loss of the common weights {loss:.3f}, of rank 0 {own:.3f}")
+        world, case = SimWorld(4), (name, how, every)
+        network, own[case] = world.run(train, every, rows, how == "DiLoCo")[0]
+        sent[every] = sum(message.nbytes for message in world.traces[0].sent()) // 120
+        losses[case] = cross_entropy(network(Tensor(images)), labels).item()
+print(f"{'':10} {'mixed rows':18} sorted rows")
+print(f"{'':10} average  DiLoCo    average  DiLoCo")
+for every in (1, 10):
+    row = [losses[n, how, every] for n in ("mixed", "sorted") for how in ("average", "DiLoCo")]
+    print(f"H = {every:2}  ", *(f"{loss:9.3f}" for loss in row), f"  {sent[every]:6,} B per step")
+alone = own["sorted", "average", 10]
+print(f"rank 0 on its sorted rows, before the last average with H = 10: {alone:.3f}")
 assert losses["sorted", "average", 10] > losses["sorted", "average", 1] + 0.3
 for name in ("mixed", "sorted"):
     assert losses[name, "DiLoCo", 1] < losses[name, "DiLoCo", 10] - 0.3
@@ -186,12 +204,13 @@ for name in ("mixed", "sorted"):
 # %% [markdown]
 # With mixed rows the ranks drift, too, but in directions that mostly cancel in the average, and a tenth of
 # the bytes is enough. With sorted rows each rank learns its digits and unlearns the others, so the average
-# is worse. The loss of rank 0 does not show it: it is lower than with an average in every step.
+# is worse. The loss that rank 0 prints, on its rows, does not show it: it is lower than all others of an average.
 #
 # DiLoCo's loss is lower than that of averages with the same bytes, but the gain is that of the momentum, which makes
 # longer steps: with it and an average in every step (H = 1) the loss is far lower still, for mixed and for sorted
-# rows. The two rows of DiLoCo show what a tenth of the bytes costs here. DiLoCo does not cure the drift: where training
-# ends, the common weights no longer change, so they are equal to the average. The two ranks of the case, with both:
+# rows. The two columns of DiLoCo show what a tenth of the bytes costs here. DiLoCo does not cure the drift: where
+# training ends, the common weights no longer change, so they are equal to the average. The two ranks of the case,
+# with both:
 
 # %%
 for every in (5, 50):
@@ -200,7 +219,7 @@ for every in (5, 50):
         change = common - (best + (common - best) * (1 - 0.1 * strength) ** every).mean()
         momentum = 0.9 * momentum + change
         common -= 0.7 * (change + 0.9 * momentum)
-    alone = SimWorld(2).run(local_sgd, every)[0]
+    alone = SimWorld(2).run(local_sgd, every)[0][-1]
     print(f"H = {every:2}: w ends at {common:.3f} with DiLoCo, at {alone:.3f} with local SGD")
     assert abs(common - alone) < 1e-6
 
@@ -208,7 +227,7 @@ for every in (5, 50):
 # ## 6 Break it
 #
 # Forget the average: each rank makes an outer step with the difference to its own weights. Nothing is
-# sent, so nothing hangs, and the loss of each rank falls. The two ranks of the case, with rounds of 5
+# sent, so nothing hangs, and the loss of each rank falls to nothing. The two ranks of the case, with rounds of 5
 # steps and no momentum:
 
 
@@ -221,11 +240,12 @@ def without_the_average(comm, rounds=80):
         for _ in range(5):
             w = w - 0.1 * strength * (w - best)
         common = common - 0.7 * (common - w)  # and where is the average of all ranks' w?
-    return common
+    return common, strength * (common - best) ** 2 / 2
 
 
-ends = SimWorld(2).run(without_the_average)
-print("the weights of the ranks:", *(f"{w:.2f}" for w in ends))
+for rank, (w, loss) in enumerate(results := SimWorld(2).run(without_the_average)):
+    print(f"rank {rank}: the loss on its data is {loss:.3f}, and w is {w:.2f}")
+ends = [w for w, _ in results]
 assert abs(ends[0] - ends[1]) > 9
 
 # %% [markdown]

@@ -40,10 +40,10 @@ loaders_guess = predict("loaders until no later step waits", example=4)
 # **Make the next batch while this one trains.** The price is memory and cores. The batches must be the same,
 # and in the same order, as if the rank had made them itself.
 #
-# The pictures show eight steps without a loader and with one. Rank 1 is the loader, and sends each
-# batch as soon as it is made, however far ahead it is (part 4 limits that); at the end `waitall` waits for
-# all of its requests. Grey ("compute" in the legend) is making a batch, blue and green are the step, and red is the
-# time for which rank 0 waits for a batch.
+# The pictures show eight steps without a loader, with one and with two. The ranks after rank 0 are loaders, and take
+# turns. A loader sends each batch as soon as it is made, however far ahead it is (part 4 limits that); at the end
+# `waitall` waits for all of its requests. Grey is making a batch ("compute" in the legend), blue and green are the
+# step, and red is the time for which rank 0 waits for a batch.
 
 # %%
 import numpy as np
@@ -54,22 +54,23 @@ from minidist.data.workers import open_sampler
 
 
 def eight_steps(comm):
-    batch, sends = np.zeros(2), []
-    for _ in range(8):
-        if comm.rank == 1 or comm.size == 1:
+    batch, sends, loaders = np.zeros(2), [], comm.size - 1
+    for i in range(8):
+        maker = 1 + i % loaders if loaders else 0
+        if comm.rank == maker:
             comm.compute(seconds=0.05, name="make a batch")
-        if comm.rank == 1:
+        if comm.rank == maker and loaders:
             sends.append(comm.isend(batch.copy(), 0))
-            continue
-        if comm.size == 2:
-            comm.recv(batch, 1)
-        comm.compute(seconds=0.01, name="forward")
-        comm.compute(seconds=0.02, name="backward")
+        if comm.rank == 0:
+            if loaders:
+                comm.recv(batch, maker)
+            comm.compute(seconds=0.01, name="forward")
+            comm.compute(seconds=0.02, name="backward")
     comm.waitall(sends)
 
 
 longest = 0.0
-for ranks, name in ((1, "no loader"), (2, "one loader")):
+for ranks, name in ((1, "no loader"), (2, "one loader"), (3, "two loaders")):
     world = SimWorld(ranks)
     world.run(eight_steps)
     longest = max(longest, world.end_time)
@@ -135,7 +136,7 @@ for depth in (1, 2):
 # step: all ranks wait for the latest batch of all.
 #
 # `sampler` makes batches of 8 texts of 64 bytes. A `PrefetchingSampler` does the same in a thread that runs
-# ahead. (Threads of Python share one interpreter, so a loader that computes in Python itself should be a
+# ahead. (Only one thread of Python at a time runs Python code, so a loader that computes in Python itself should be a
 # process.) Here are the batches of six steps, with and without it, compared and not timed:
 
 # %%

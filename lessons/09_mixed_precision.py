@@ -57,6 +57,9 @@ from minidist.course.story import story
 from minidist.data import GlobalBatchSampler
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train as train_job
+from minidist.report import show
+from minidist.report.frame import finish, line, new_panel, plain_numbers
+from minidist.report.palette import PALETTE
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -126,8 +129,8 @@ for scale in (1, 16, 1024):
 # %% [markdown]
 # So the scale has to be larger than the logits alone ask for. And a larger one is better, until an entry is larger than
 # 65,504, the largest number of float16, and becomes infinite. So the scale is found by trial: where a gradient is
-# infinite or NaN the step is skipped and the scale is halved (by default from the second overflow on, `--hysteresis 2`;
-# in part 7 at the first); after 2,000 good steps it doubles ([loss_scale.py](../minidist/optim/loss_scale.py)).
+# infinite or NaN the step is skipped and the scale is halved; after many good steps it doubles
+# ([loss_scale.py](../minidist/optim/loss_scale.py)).
 #
 # Not every operation computes in 16 bits. Products do; sums, statistics and losses are float32 inside, and
 # what is kept for backward is rounded to 16 bits ([precision.py](../minidist/nn/ops/precision.py)).
@@ -135,7 +138,7 @@ for scale in (1, 16, 1024):
 # %% [markdown]
 # ## 5 Check
 #
-# How far off is the gradient of all parameters in the end? This function computes it with any scale
+# How far off is the gradient of all parameters in the end? This function computes it with any loss scale
 # (`named_dtype` is NumPy's data type of that name, or for bfloat16, which NumPy does not have, ours):
 
 
@@ -155,13 +158,31 @@ exact = gradient("float32")
 
 # %%
 gradients = {"rounded at the end": np.float16(exact).astype(np.float64)}
-gradients |= {f"scale {scale:6,}": gradient("float16", float(scale)) for scale in (1, 1024, 2**16)}
+gradients |= {f"scale {2**k:7,}": gradient("float16", 2.0**k) for k in range(0, 19, 2)}
 off = {}
 for name, small in gradients.items():
     off[name] = np.linalg.norm(small - exact) / np.linalg.norm(exact)
-    print(f"{name:18}: {off[name]:6.2%} off, {np.mean(small[exact != 0] == 0):6.2%} became zero")
-assert off["scale      1"] > 0.5
-assert off["scale  1,024"] < 0.001
+    if name in ("rounded at the end", "scale       1", "scale   1,024", "scale  65,536"):
+        print(
+            f"{name:18}: {off[name]:6.2%} off, {np.mean(small[exact != 0] == 0):6.2%} became zero"
+        )
+assert off["scale       1"] > 0.5
+assert off["scale   1,024"] < 0.001
+
+figure, axes = new_panel(8, 3)
+axes.plot(
+    [2**k for k in range(0, 19, 2)],
+    [100 * part for part in list(off.values())[1:]],
+    "o-",
+    color=PALETTE["F"],
+)
+axes.axhline(100 * off["rounded at the end"], color=PALETTE["other"], linestyle=":")
+axes.set(xscale="log", yscale="log", xlabel="loss scale", ylabel="gradient off by [%]")
+plain_numbers(axes.xaxis)
+plain_numbers(axes.yaxis)
+handles = [line(PALETTE["F"], "computed in float16", marker="o")]
+handles.append(line(PALETTE["other"], "rounded at the end", linestyle=":"))
+show(finish(figure, handles, "part 5 of lesson 09", "how far off the gradient is"))
 
 # %% [markdown]
 # Rounding the finished gradient costs 0.3 %. What destroys it is rounding the first arrays of backward: without a
@@ -190,27 +211,19 @@ scale = runs["fp16"].measured["loss_scale"]["scale"]
 print(f"the loss scale of fp16 after the run: 2^{np.log2(scale):.0f}")
 
 # %% [markdown]
-# float16 is two steps behind. What one rank holds between two steps, as parameters + gradients + optimizer state, its
-# activations at most, and what it has sent in twenty steps. With a loss scale the ranks also agree, in one byte per
-# step, on whether there was an overflow (part 6 says what for). Of the activations in float32 128 tokens x 256 scores
-# x 4 B = 131,072 B appear only in backward; without them float16 takes half:
+# float16 is two steps behind. In every step a rank sends half of the bytes, and with a loss scale one byte more, on
+# which the ranks agree (part 6 says what for):
 
 # %%
-numbers = runs["fp32"].held["parameter"] // 4
-for precision, run in runs.items():
-    parts = [run.held[kind] // numbers for kind in ("parameter", "gradient", "optimizer")]
+for precision in runs:
     sent = worlds[precision].traces[0].bytes_by_purpose()
-    print(
-        f"{precision}: {' + '.join(map(str, parts))} B per parameter; activations "
-        f"{run.highest['activation']:,} B; gradient_reduce {sent['gradient_reduce']:,} B, "
-        f"overflow {sent.get('overflow', 0)} B"
-    )
-    assert parts == ([4, 4, 8] if precision == "fp32" else [2, 2, 12])
+    print(f"{precision}: gradients {sent['gradient_reduce']:,} B,", end=" ")
+    print(f"overflow {sent.get('overflow', 0)} B, in twenty steps")
 
 # %% [markdown]
-# The memory of the states is the same, 16 B per parameter: in 16 bits the optimizer has Adam's two averages
-# (8 B) and the float32 copy of the parameters, the masters (4 B). They are needed because a step that is
-# smaller than half of the last digit of a 16-bit weight is lost. A thousand steps of 0.0001, from 1:
+# The memory of the states is the same, 16 B per parameter: 4 + 4 + 8 in float32, and 2 + 2 + 12 in 16 bits, where the
+# optimizer has Adam's two averages (8 B) and the float32 copy of the parameters, the masters (4 B). They are needed
+# because a step that is smaller than half of the last digit of a 16-bit weight is lost. A thousand steps of 0.0001:
 
 # %%
 alone, master = np.float16(1), np.float32(1)
@@ -218,6 +231,10 @@ for _ in range(1000):
     alone, master = np.float16(alone + np.float16(1e-4)), master + np.float32(1e-4)
 print(f"float16 alone: {alone}; a float32 master, rounded to float16: {np.float16(master)}")
 assert alone == 1
+for precision, run in runs.items():
+    held = [run.held[kind] for kind in ("parameter", "gradient", "optimizer")]
+    per_parameter = [nbytes // (runs["fp32"].held["parameter"] // 4) for nbytes in held]
+    assert per_parameter == ([4, 4, 8] if precision == "fp32" else [2, 2, 12])
 
 # %% [markdown]
 # Is it the training of one device? `compare_rank` trains a job on these ranks and on one device, and compares the
@@ -329,8 +346,8 @@ story("09")
 # | products in 16 bits, sums and losses in float32 | PyTorch `torch.autocast`: lists of operations that run in float16, in float32, in the widest input type |
 # | `agree_on_overflow` | Megatron-LM: `found_inf`, an all-reduce (max) over the model-parallel group; DeepSpeed `has_overflow`; PyTorch `ShardedGradScaler` |
 #
-# In 16 bits the job still needs 130.5 GB per card, and a card has 80. The activations are a part of these bytes
-# that need not be kept.
+# In 16 bits the job still needs 130.5 GB per card, and a card has 85 (lesson 00). The activations are a part of these
+# bytes that need not be kept.
 #
 # Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb). Side rooms: [09b
 # Eight bits](09b_eight_bits.ipynb), [09c Pruning](09c_pruning.ipynb), [09d

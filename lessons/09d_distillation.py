@@ -16,23 +16,25 @@
 # A small GPT, one layer of width 16, learns from a larger one, the *teacher*, two layers of width 32. For
 # each token the teacher says how likely every next token is, which tells more than the one token that came.
 # So the small model, the student, should need fewer samples of the text. The teacher has read 1,200 samples, and
-# the student reads 160 of them. Without a teacher its loss would be lower after all 1,200, in more steps. What part
-# of this gain does it have after 160 samples with the teacher?
+# the student reads 160 of them, in 80 steps. Without a teacher its loss would be lower after all 1,200, in 150 steps.
+# What part of this gain does it have after 160 samples with the teacher?
 #
 # On several ranks the teacher's answers travel. Three ranks train the student, each on two samples of
 # a step; a fourth rank has the teacher and sends each of them the logits of its samples, the scores of the
-# 16 words from which the softmax makes probabilities. A sample has 16 tokens; a logit takes 4 B.
+# 16 words from which the softmax makes probabilities. A sample has 16 tokens; a logit takes 4 B. How many bytes does
+# the teacher send in a step?
 
 # %% [markdown]
 # ## 2 Predict
 #
 # A sample without the teacher says of each token which word came. How often has a word to come before its
-# probability is known, and what does one row of the teacher say? A seventh off is good enough.
+# probability is known, and what does one row of the teacher say? For the gain a seventh off is good enough.
 
 # %%
-from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
+from minidist.course.lesson import check, predict, reveal, small_job, solution
 
 gain_guess = predict("part of the gain of 1,200 samples, with the teacher", example=10, unit="%")
+bytes_guess = predict("bytes of logits that the teacher sends in a step", example=1000, unit="B")
 
 # %%
 import tempfile
@@ -46,6 +48,9 @@ from minidist.data import GlobalBatchSampler
 from minidist.data.datasets import hold_out
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train as train_job
+from minidist.report import show
+from minidist.report.frame import finish, line, new_panel, patch, plain_numbers
+from minidist.report.palette import PALETTE
 from minidist.techniques.distillation.loss import distillation_loss
 
 # %% [markdown]
@@ -68,16 +73,34 @@ run = SimWorld(1).run(train_job, large)[0].losses
 print(f"the teacher's loss: {run[0]:.2f} at first, {run[-1]:.2f} after {len(run)} steps")
 
 # %% [markdown]
-# The job of the case: ranks 0 to 2 train a student, and rank 3 has the teacher. In the picture, bytes by who
-# sends and who receives, the teacher only sends logits. The three students sum their gradients of 15.3 kB in rank
-# order (lesson 04b): in a step each sends a third of its gradient to each of the others, and two finished thirds to
-# the next one. Rank 0 also sends the other two the first weights (15.3 kB), and the teacher 8 B: the steps done.
+# What does it know? The text comes from a source whose words depend on the word before only. The picture shows, for
+# one word, how often each of the 16 words follows it in 90,000 tokens, and what the teacher says. The next token of a
+# sample is one of these bars, here the red one; the row of the teacher is all of them:
+
 
 # %%
-three = {"context": 16, "micro_batch": 2, "distill_from": saved.name, "dp": 3, "steps": 3}
-world = SimWorld(4)
-losses = world.run(train_job, small_job(**three, teacher_ranks=1))[0].losses
-picture("bytes-matrix", world, "part 3 of lesson 09d", title="three students, one teacher")
+def softmax(scores):
+    return np.exp(scores) / np.exp(scores).sum()
+
+
+source = load_dataset("markov")
+read, unread = hold_out(source)
+teacher_model, _ = load_model(saved.name)
+text = read.tokens.astype(int)
+word, came = text[3], text[4]
+with no_grad():
+    of_teacher = softmax(teacher_model(text[None, :4]).data[0, 3])
+follows = np.bincount(text[1:][text[:-1] == word], minlength=16)
+
+figure, axes = new_panel(8, 3)
+words = np.arange(16)
+axes.bar(words - 0.2, follows / follows.sum(), 0.4, color=PALETTE["other"])
+axes.bar(words + 0.2, of_teacher, 0.4, color=PALETTE["F"])
+axes.bar(came + 0.2, of_teacher[came], 0.4, color=PALETTE["blocked"])
+axes.set(xlabel="next word", ylabel="probability", xticks=words)
+handles = [patch(PALETTE["other"], "share in the text"), patch(PALETTE["F"], "the teacher")]
+handles.append(patch(PALETTE["blocked"], "the teacher, of the word that came"))
+show(finish(figure, handles, "part 3 of lesson 09d", f"what follows word {word}"))
 
 # %% [markdown]
 # ## 4 The code
@@ -88,12 +111,7 @@ picture("bytes-matrix", world, "part 3 of lesson 09d", title="three students, on
 # sum of p log(p / q), and its gradient is (1 - a) (softmax(z) - onehot) + a T (q - p)
 # ([loss.py](../minidist/techniques/distillation/loss.py) is the library's version):
 
-
 # %%
-def softmax(scores):
-    return np.exp(scores) / np.exp(scores).sum()
-
-
 z, teacher, label, T, a = np.array([1.0, 0.5, -1.0]), np.array([2.0, 1.5, -3.0]), 0, 2.0, 0.5
 hard, q, p = softmax(z), softmax(z / T), softmax(teacher / T)
 loss = -(1 - a) * np.log(hard[label]) + a * T**2 * (p * np.log(p / q)).sum()
@@ -108,39 +126,34 @@ print(f"max |gradient - the library's| = {np.abs(gradient - logits.grad[0]).max(
 # %% [markdown]
 # ## 5 Check
 #
-# The teacher has read 1,200 samples of the text. The student reads 160 of them, once without the teacher and once
-# with it, and then all 1,200 without the teacher. The text comes from a source whose entropy is known: no model can
-# have a smaller expected loss. So the loss minus the entropy is what a model still has to learn. The loss is that of
-# the last tenth of the text, 10,000 tokens on which no model was trained. `loss` is any function of the student's
-# logits, the words that came, and the teacher's logits:
+# The entropy of the source is known: no model can have a smaller expected loss. So the loss minus the entropy is what
+# a model still has to learn. It is measured on the last tenth of the text, 10,000 tokens on which no model was
+# trained. `loss` is any function of the student's logits, the words that came, and the teacher's logits:
 
 # %%
-source = load_dataset("markov")
-read, unread = hold_out(source)
 tokens = unread.tokens.astype(int)[: 16 * 624 + 1]
 inputs, targets = tokens[:-1].reshape(624, 16), tokens[1:].reshape(624, 16)
-teacher_model, _ = load_model(saved.name)
 
 
-def above_entropy(loss, rows=2, steps=80):
-    """The loss of a trained student on the unread text, minus the entropy; the mean of three."""
-    above = []
+def above_entropy(loss, rows=2, steps=80, every=80):
+    """Losses minus the entropy after every `every` steps, on the unread text; means of three."""
+    curves = []
     for seed in range(3):
+        curves.append([])
         student = GPT(GPTConfig(16, 16, 16, 1, 2), seed=seed)
-        optimizer, batches = (
-            Adam(student.parameters(), lr=0.02),
-            GlobalBatchSampler(read, rows, 16, seed),
-        )
-        for step in range(steps):
-            words, following = batches.batch(step, 0, rows)
+        optimizer = Adam(student.parameters(), lr=0.02)
+        batches = GlobalBatchSampler(read, rows, 16, seed)
+        for step in range(1, steps + 1):
+            words, following = batches.batch(step - 1, 0, rows)
             with no_grad():
                 of_teacher = teacher_model(words).data
             student.zero_grad()
             loss(student(words), following, of_teacher).backward()
             optimizer.step()
-        with no_grad():
-            above.append(student(inputs, targets).item() - source.entropy)
-    return np.mean(above)
+            if step % every == 0:
+                with no_grad():
+                    curves[-1].append(student(inputs, targets).item() - source.entropy)
+    return np.mean(curves, axis=0)
 
 
 def text_alone(z, label, of_teacher):
@@ -155,18 +168,33 @@ def with_teacher(z, label, of_teacher, T=2.0):
 # Three kinds of students. The first two make 80 steps of two samples, the third 150 of eight:
 
 # %%
-alone, taught = above_entropy(text_alone), above_entropy(with_teacher)
-longer = above_entropy(text_alone, rows=8, steps=150)
-print(f"160 samples, the text alone     : {alone:.3f} above the entropy")
-print(f"160 samples, with the teacher   : {taught:.3f} above the entropy")
-print(f"1,200 samples, the text alone   : {longer:.3f} above the entropy")
-gain = (alone - taught) / (alone - longer)
-gain_guess.judge(100 * gain, within=1 / 7)
-assert longer < taught < alone / 2
+kinds = {"text alone, 2 per step": (text_alone, 2, 80)}
+kinds |= {"with the teacher, 2 per step": (with_teacher, 2, 80)}
+kinds |= {"text alone, 8 per step": (text_alone, 8, 150)}
+with no_grad():
+    its_own = teacher_model(inputs, targets).item() - source.entropy
+
+figure, axes = new_panel(8, 3.6)
+axes.axhline(its_own, color="black", linewidth=1, linestyle=":")
+handles, curves = [line("black", "the teacher itself", linestyle=":")], {}
+colours = (PALETTE["other"], PALETTE["F"], PALETTE["W"])
+for (kind, (loss, rows, steps)), colour in zip(kinds.items(), colours, strict=True):
+    curves[kind] = curve = above_entropy(loss, rows, steps, every=10)
+    axes.plot(10 * rows * np.arange(1, len(curve) + 1), curve, color=colour, marker="o")
+    handles.append(line(colour, kind, marker="o"))
+    print(f"{kind:28} {rows * steps:5,} samples: {curve[-1]:.3f} above the entropy")
+print(f"{'the teacher itself':28} 1,200 samples: {its_own:.3f} above the entropy")
+axes.set(xlabel="samples read", ylabel="loss above the entropy", yscale="log")
+plain_numbers(axes.yaxis)
+show(finish(figure, handles, "part 5 of lesson 09d", "what is left to learn, over samples"))
+
+alone, taught, longer = (curve[-1] for curve in curves.values())
+gain_guess.judge(100 * (alone - taught) / (alone - longer), within=1 / 7)
+assert its_own < longer < taught < alone / 2
 
 # %% [markdown]
-# So the teacher does not make the student better than the text that the teacher has read would make it. It
-# saves samples, where a teacher is there already.
+# The student is neither better than its teacher nor than the text that the teacher has read would make it. The teacher
+# saves samples, and steps, where it is there already.
 #
 # A teacher is a checkpoint, and a student a job that names it. Where the teacher is changes no bit of the student.
 # `compare_rank` trains the job on these ranks and on one device, and compares every array of each step. The one
@@ -174,11 +202,17 @@ assert longer < taught < alone / 2
 # (lesson 04b); as one matrix product over all rows it would have other last bits:
 
 # %%
+three = {"context": 16, "micro_batch": 2, "distill_from": saved.name, "dp": 3, "steps": 3}
+world = SimWorld(4)
+losses = world.run(train_job, small_job(**three, teacher_ranks=1))[0].losses
 everywhere = SimWorld(3).run(train_job, small_job(**three))[0].losses
 verdict = SimWorld(4).run(compare_rank, small_job(**three, teacher_ranks=1))[0]
 sent = world.traces[3].bytes_by_purpose()["teacher"]
 print(f"the bits of one device: {verdict.equal}; of a teacher on each rank: {losses == everywhere}")
-print(f"the teacher sent {sent:,} B: 3 steps of 6 samples of 16 tokens, each with 16 logits of 4 B")
+print(
+    f"3 steps: {sent:,} B of logits; 3 x 6 samples x 16 tokens x 16 x 4 B = {3 * 6 * 16 * 16 * 4:,}"
+)
+bytes_guess.judge(sent / 3)
 assert verdict.equal
 assert losses == everywhere
 assert sent == 3 * 6 * 16 * 16 * 4
@@ -209,7 +243,7 @@ ends = {}
 for T in (2.0, 8.0):
     print(f"temperature {T:g}:", end="")
     for loss in (with_teacher, one_temperature, without_square):
-        ends[loss, T] = above_entropy(partial(loss, T=T))
+        ends[loss, T] = above_entropy(partial(loss, T=T))[-1]
         print(f"  {loss.__name__} {ends[loss, T]:.3f}", end="")
     print()
 saved.cleanup()
@@ -257,6 +291,7 @@ check("09d.distil", solution("09d.distil"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 python mpi_examples/7_more/distillation.py
+#     mpiexec -n 1 minidist train --layers 2 --steps 20 --save runs/teacher
 #     mpiexec -n 3 minidist train --dp 2 --teacher-ranks 1 --distill-from runs/teacher --layers 1 --steps 20
 
 # %% [markdown]

@@ -60,7 +60,7 @@ from minidist.nn import Dropout, checkpoint
 
 LAYERS, WIDTH, ROWS = 16, 64, 512
 UNIT = 8 * ROWS * WIDTH  # bytes of one layer's output, for all rows
-MOST = 7_500_000  # bytes at the upper end of each picture
+MOST = 5_000_000  # bytes at the upper end of each picture
 rng = np.random.default_rng(0)
 # The batch: the inputs of all rows, and the number of each one's right output.
 rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
@@ -98,37 +98,42 @@ def pieces(model, lengths):
 # %% [markdown]
 # One forward and backward, with segments (their lengths; None: no recomputation) or micro-batches.
 # `checkpoint(piece, x)` is the recomputation; part 4 shows it by hand. `memory_of(comm)` counts the bytes that are
-# alive, as `account_memory` does in lesson 02, and keeps them for the picture:
+# alive, as `account_memory` does in lesson 02, and keeps them for the picture. The parameters are made before it, so
+# they are not counted here. `marks` says after how many events forward and backward begin:
 
 
 # %%
 def step(comm, segments=None, micro_batches=1, p=0.0):
-    """Returns the gradient and the peak of the activations, in outputs of a layer."""
+    """Returns the gradient, the peak of the activations in outputs of a layer, and the marks."""
+    (model, flat), marks = network(p), []
     with memory_of(comm) as account, batch_coordinates(seed=1):  # the seed of all dropouts
-        model, flat = network(p)
         for part in np.array_split(np.arange(ROWS), micro_batches):
+            marks.append((len(account.events), "forward"))
             x = Tensor(rows[part])
             for piece in pieces(model, segments or [LAYERS]):
                 x = checkpoint(piece, x) if segments else piece(x)
-            cross_entropy(x, targets[part], divisor=ROWS).backward()
-            del x
-    return flat.grad, account.peak_by_purpose["activation"] / UNIT
+            loss = cross_entropy(x, targets[part], divisor=ROWS)
+            marks.append((len(account.events), "backward"))
+            loss.backward()
+            del x, loss
+    return flat.grad, account.peak_by_purpose["activation"] / UNIT, marks
 
 
 # %% [markdown]
-# The memory of one step: without changes, in four micro-batches, and in two segments, at one scale. (The hill at the
-# left is the model while it is built.) Look at the light blue, the activations. Without changes they rise once, to
-# 17 arrays: 16 outputs (the last one is there because `x` names it) and the softmax. With four micro-batches they
-# rise four times, a quarter as high. With two segments forward keeps almost nothing, and backward rises twice, once
-# for each segment that runs again; the teeth in forward are outputs inside a segment, freed at once:
+# The memory of one step at one scale: without changes, in four micro-batches, and in two and four segments.
+# Look at the light blue, the activations. Without changes they rise once, to 17 arrays: 16 outputs (the last one is
+# there because `x` names it) and the softmax. With four micro-batches they rise four times, a quarter as high. With
+# segments forward keeps one array for each, a step of the stairs, and backward has a hill for each segment that runs
+# again. (The teeth in forward are outputs inside a segment, freed at once.) With more segments the stairs are higher
+# and the hills are lower:
 
 # %%
 plans = {"as it is": {}, "4 micro-batches": {"micro_batches": 4}}
-plans |= {"2 segments": {"segments": [8, 8]}}
+plans |= {f"{k} segments": {"segments": [LAYERS // k] * k} for k in (2, 4)}
 for title, plan in plans.items():
-    world = SimWorld(1)
-    world.run(step, **plan)
-    picture("memory", world, "part 3 of lesson 10", title=title, most_bytes=MOST)
+    marks = (world := SimWorld(1)).run(step, **plan)[0][2]
+    shown = {"title": title, "most_bytes": MOST, "marks": marks}
+    picture("memory", world, "part 3 of lesson 10", **shown)
 
 # %% [markdown]
 # ## 4 The code
@@ -351,7 +356,7 @@ check("10.recompute", solution("10.recompute"))
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row. (It has 6.7 billion, to be exact: 121 GB of states.)
+# added up in float32 (4 B) and 12 B for Adam in every row. (It has 6.74 billion, to be exact: 121 GB of states.)
 
 # %%
 story("10")
@@ -363,7 +368,7 @@ story("10")
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute full
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute sqrt --layers 9
-#     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute budget:2000000
+#     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute budget:3000000
 #     mpiexec -n 2 python mpi_examples/7_more/recompute.py
 #     mpiexec -n 2 python mpi_examples/7_more/memory_budget.py --pp 2
 #

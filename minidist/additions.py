@@ -36,6 +36,7 @@ FUNCTIONS = {
     "check_call": "minidist.collectives.call_checks",
     "check_divisible": "minidist.base.errors",
     "check_layout": "minidist.parallel.fitting_dims",
+    "check_not_lowered": "minidist.pipeline.passes",
     "check_number": "minidist.base.limits",
     "check_reducer": "minidist.parallel.replica_guard",
     "check_schedule": "minidist.pipeline.schedules.refusals",

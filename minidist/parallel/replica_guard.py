@@ -77,6 +77,7 @@ class ReplicaGuard:
         self.op, self.comms, self.comm, self.number = op, comms, comms[0], next_model(comms[0])
         self.ranks = prod(comm.size for comm in comms)  # that see other rows
         self.mode = self.means = ""
+        self.has_no_forward = False
         self.module: Any = None
         self.members: set[Parameter] = set()  # those that come into the module later would never be reduced
         self.known: set[Parameter] = set()
@@ -93,6 +94,7 @@ class ReplicaGuard:
 
     def wraps(self, wrapper: str, module: Any, flat: FlatParameters, settings: Any, *comms: Comm) -> None:
         check_axes(wrapper, module, flat.parameters, *comms)
+        self.has_no_forward = wrapper == "ZeroOptimizer"
         if wrapper in SETTINGS:
             unused = {"find_unused_parameters": settings.reducer_type.unused == "zeros"}
             settings = dict(zip(SETTINGS[wrapper], attrgetter(*SETTINGS[wrapper])(settings), strict=True)) | unused
@@ -126,6 +128,8 @@ class ReplicaGuard:
         self.mode = mode_of(self.module if module is None else module)
 
     def backward_begins(self, running: BackwardPass, again: bool = False) -> None:
+        if self.has_no_forward:  # none has said that it begins
+            self.forward_begins(None)
         # What no message would make right: a loss of these rows alone, and parameters that no wrapper knows.
         noted: Any = running  # see `note_means`
         if self.op == "sum" and self.ranks > 1 and noted.is_mean:

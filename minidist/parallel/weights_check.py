@@ -18,10 +18,12 @@ import numpy as np
 from minidist.base.errors import UsageError, quoted
 from minidist.comm.communicator import check_alike
 from minidist.core.comm import Comm, check_communicator
+from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.nn.gpt import Attention, LanguageModel, TiedHead
 from minidist.core.nn.layers import Conv1D, Embedding, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel import tensor_parallel
+from minidist.core.parallel.expert_parallel import ExpertParallel
 from minidist.nn.ops.in_place import sample_step
 from minidist.nn.refusals import check_module
 
@@ -33,6 +35,7 @@ KINDS: dict[Any, tuple[type, ...]] = {
     tensor_parallel.VocabParallelEmbedding: (Embedding,),
     tensor_parallel.split_heads: (Attention,),
     tensor_parallel.split_loss: (LanguageModel,),
+    ExpertParallel: (MixtureOfExperts,),
 }
 
 
@@ -82,12 +85,14 @@ def check_plan(module: Module, plan: Mapping[str, Any]) -> None:
 
 
 def _check_style(style: Any, module: Any, name: str) -> None:
-    # A class of another layer is a subclass of one of these; a style that is an object refuses by itself.
-    known = set(style.__mro__ if isinstance(style, type) else [style] if isinstance(style, FunctionType) else ())
+    # A class of another layer is a subclass of one of these; most styles that are objects refuse by themselves.
+    known = (
+        {style} if isinstance(style, FunctionType) else set((style if isinstance(style, type) else type(style)).__mro__)
+    )
     for base, kinds in KINDS.items():
         if base in known:
             if not isinstance(module, kinds):
-                raise not_for(style.__name__, module, name, kinds)
+                raise not_for(getattr(style, "__name__", base.__name__), module, name, kinds)
             break
     if tensor_parallel.RowParallelLinear in known and module.activation is not None:
         raise UsageError(

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from minidist.core.base.errors import UsageError
-from minidist.core.pipeline.plan import COMPUTE, Action, Item, Plan, actions_of, check_not_lowered, show, transfer
+from minidist.core.pipeline.plan import COMPUTE, Action, Item, Plan, actions_of, show, transfer
 from minidist.pipeline.deadlocks import deadlock_error
 from minidist.pipeline.simulate import Dependencies, Simulation, partner
 
@@ -102,3 +102,9 @@ def additions(plan: Plan) -> dict[int, list[list[int]]]:
 def computations(plan: Plan) -> Plan:
     """Return a lowered plan without its transfers and reductions."""
     return plan.with_orders([[item for item in order if actions_of(item)[0].kind in COMPUTE] for order in plan.orders])
+
+
+def check_not_lowered(plan: Plan) -> None:
+    """Raise UsageError for a plan with transfers."""
+    if plan.is_lowered:
+        raise UsageError(f"plan {plan.name!r} has sends and receives already; lower a plan of computations only")

@@ -8,7 +8,6 @@ Proved by: tests/pipeline/test_plans.py
 """
 
 from array import array
-from collections import deque
 from dataclasses import dataclass
 from itertools import chain
 
@@ -76,12 +75,13 @@ def sweep(plan: Plan, flat: Flat, times: Times) -> tuple[list[float], list[float
     end[2 * slots] = 0.0
     first, clock = [-1.0] * plan.ranks, [0.0] * plan.ranks
 
-    # Advance one rank as far as it goes and put it aside; the action that it waits for wakes it.
+    # Advance one rank as far as it goes and put it aside; the action that it waits for wakes it. The one that was woken
+    # last goes on first, because what it needs is still in the caches.
     held: dict[int, Row] = {}
     waiting: dict[int, list[int]] = {}
-    queue = deque(range(plan.ranks))
-    while queue:
-        rank = queue.popleft()
+    awake = list(reversed(range(plan.ranks)))
+    while awake:
+        rank = awake.pop()
         now = clock[rank]
         left_over = (held.pop(rank),) if rank in held else ()
         for need, make, duration, latency in chain(left_over, rows[rank]):
@@ -96,7 +96,7 @@ def sweep(plan: Plan, flat: Flat, times: Times) -> tuple[list[float], list[float
                 first[rank] = start
             end[make] = now = start + duration
             if make in waiting:
-                queue.extend(waiting.pop(make))
+                awake += waiting.pop(make)
         clock[rank] = now
     if held:
         rank = min(held)

@@ -169,8 +169,8 @@ class Architecture:
 
     def of_a_kind(self, layers: Sequence[int]) -> list[tuple[int, int]]:
         """Return (a layer, how many there are like it) for each kind of layer, those with experts last."""
-        counts = Counter(map(self.kind, layers))
-        examples = {self.kind(layer): layer for layer in reversed(layers)}
+        kinds = [self.kind(layer) for layer in layers]
+        counts, examples = Counter(kinds), dict(zip(reversed(kinds), reversed(layers), strict=True))
         order = sorted(counts, key=lambda kind: (self.kinds[kind].is_sparse, self.kinds[kind].part.total))
         return [(examples[kind], counts[kind]) for kind in order]
 

@@ -47,7 +47,7 @@ def _exponents(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figu
 
 KINDS: dict[str, Callable[..., Figure]] = {
     "space-time": lambda traces, header, **keywords: space_time(
-        traces, most_seconds=header.get("most_seconds", 0), **keywords
+        traces, most_seconds=header.get("most_seconds", 0), labels=header.get("labels"), **keywords
     ),
     "bytes-matrix": lambda traces, header, **keywords: bytes_matrix(traces, **keywords),
     "bytes-by-purpose": _bytes_by_purpose,
@@ -55,7 +55,7 @@ KINDS: dict[str, Callable[..., Figure]] = {
     "gantt": lambda traces, header, **keywords: run_gantt(traces, **keywords),
     "mesh": lambda traces, header, **keywords: mesh_picture(mesh_of(header, traces), **keywords),
     "memory": lambda traces, header, **keywords: memory_over_time(
-        traces, most_bytes=header.get("most_bytes", 0), **keywords
+        traces, most_bytes=header.get("most_bytes", 0), marks=header.get("marks", ()), **keywords
     ),
     "exponents": _exponents,
     "lanes": lambda traces, header, **keywords: streams(traces, most_seconds=header.get("most_seconds", 0), **keywords),
@@ -69,8 +69,9 @@ def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **key
     the picture's own title), `closed_form` (purpose -> bytes of all ranks), `bytes_by_purpose`, `losses`,
     `reference_losses`, `max_difference` (one per step), `quantity` (what is drawn in place of losses), `counted` (on
     the axis of the loss, in place of steps), `gradient_exponents`, `loss_scale`, `most_bytes` (of the axis of memory,
-    at least), `most_seconds` (of the axis of space-time and lanes, at least), and `incomplete`, which is written above
-    the picture.
+    at least), `marks` (of that picture: the event after which each part begins, and its name), `most_seconds` (of the
+    axis of space-time and lanes, at least), `labels` (on the messages of space-time: rank -> texts), and `incomplete`,
+    which is written above the picture.
     keywords: those of the picture's own function, such as `rank=` of lanes or `purpose=` of bytes-matrix.
     """
     if kind not in KINDS:

@@ -54,7 +54,7 @@ def exponent_histogram(counts: Mapping[str, int], *, scale: float = 1.0, title: 
     at = "" if scale == 1 else f" at scale {scale:,.0f}"
     handles = [
         patch(HELD, "entries that float16 holds"),
-        *([patch(FLUSHED, "entries that become zero")] if flushed_share(counts, scale) else []),
+        *([patch(FLUSHED, "entries that become zero")] if flushed_share(counts, scale) >= 0.001 else []),
         patch("#C9D8E8", f"float16's normal numbers{at}"),
         patch("#E8EEF4", "its subnormals"),
     ]

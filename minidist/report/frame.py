@@ -6,7 +6,7 @@ Proved by: tests/report/test_pictures.py
 """
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from io import BytesIO
 from pathlib import Path
@@ -124,6 +124,14 @@ def line(colour: str, label: str, **style: Any) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], color=colour, label=label, **style)
+
+
+def visible(handles: Mapping[str, Any], drawn: Mapping[str, float], width: float) -> list[Any]:
+    """Return the legend entries of what can be seen: bars that are together at least a thousandth of the picture wide.
+
+    drawn: what the bars of a kind add up to, in the unit of `width`; an entry that is not in it is no bar, and stays.
+    """
+    return [handle for kind, handle in handles.items() if drawn.get(kind, width) >= width / 1000]
 
 
 def time_unit(longest: float) -> tuple[float, str]:

@@ -13,17 +13,25 @@ import numpy as np
 
 from minidist.base.traces import Trace
 from minidist.core.base.errors import UsageError
-from minidist.report.frame import Figure, Style, byte_text, finish, new_figure, patch, tidy, time_unit
+from minidist.report.frame import Figure, Style, finish, new_figure, patch, tidy, time_unit
 from minidist.report.palette import MEMORY, PALETTE, distinct
 
 MAX_RANKS = 8
 MAX_POINTS, ALL_POINTS = 500, 2000  # of a panel, which is not wider; of all panels, so that a page can hold the picture
 
 
-def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str = "", most_bytes: int = 0) -> Figure:
+def memory_over_time(
+    traces: Sequence[Trace],
+    *,
+    title: str = "",
+    command: str = "",
+    most_bytes: int = 0,
+    marks: Sequence[tuple[int, str]] = (),
+) -> Figure:
     """Draw one panel per rank that has an account (at most the first 8), rank 0 on top.
 
-    most_bytes: what the axis has room for at least, so that several pictures can have one scale.
+    most_bytes: what the axis has room for at least, so that several pictures can have one scale. marks: (event, name)
+    of what begins after that many events, such as forward; named below an axis of events, in place of numbers.
     """
     # Only ranks with an account of their memory.
     shown = [trace for trace in traces if trace.memory][:MAX_RANKS]
@@ -44,12 +52,12 @@ def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str =
         # stacks: (purposes, events), in `scale` bytes; each column is what was alive from that event on.
         stacks = np.array([[live.get(name, 0) / scale for _, live in account] for name in colours])
         _stack(panel, times, stacks, colours.values())
-        _mark_peak(panel, times, stacks.sum(axis=0), scale)
+        _mark_peak(panel, times, stacks.sum(axis=0), size)
         panel.set_ylabel(f"rank {trace.rank}\n[{size}]")
         panel.set_ylim(0, 1.25 * highest / scale)
         panel.margins(x=0.01)
         tidy(panel)
-    panels[-1].set_xlabel(f"time [{unit}]" if last else "event")
+    _name_axis(panels, f"time [{unit}]" * bool(last), marks, float(times[-1]) / len(shown[-1].memory))
     handles = [patch(colour, name.replace("_", " ")) for name, colour in colours.items()]
     return finish(figure, handles, command, title or "memory over time, by purpose")
 
@@ -78,11 +86,34 @@ def _colours(names: set[str]) -> dict[str, str]:
     return known | dict(zip(own, distinct([*MEMORY.values()], len(MEMORY) + len(own))[len(MEMORY) :], strict=True))
 
 
-def _mark_peak(panel: Any, times: np.ndarray, totals: np.ndarray, scale: float) -> None:
-    """Mark the peak, with its label on the side where there is room."""
+def _name_axis(panels: Any, time: str, marks: Sequence[tuple[int, str]], event: float) -> None:
+    """Name the axis of time, or that of events: by the parts that `marks` names, if any.
+
+    event: the width of one event on the axis.
+    """
+    if time or not marks:
+        panels[-1].set_xlabel(time or "event")
+        return
+    for panel in panels:
+        _mark_parts(panel, [first * event for first, _ in marks], [name for _, name in marks])
+
+
+def _mark_parts(panel: Any, begins: Sequence[float], names: Sequence[str]) -> None:
+    """Draw a line where each part begins, and write its name below the axis; one without an event has no name."""
+    panel.set_xticks(begins, [""] * len(names))
+    ends = [*begins[1:], panel.dataLim.x1]
+    middles = {(begin + end) / 2: name for begin, end, name in zip(begins, ends, names, strict=True) if end > begin}
+    panel.set_xticks(list(middles), list(middles.values()), minor=True, fontsize=8)
+    panel.tick_params(axis="x", which="minor", length=0)
+    for begin in begins:
+        panel.axvline(begin, color="#999999", linewidth=0.6, zorder=0)
+
+
+def _mark_peak(panel: Any, times: np.ndarray, totals: np.ndarray, size: str) -> None:
+    """Mark the peak, with its label in the unit of the axis, `size`, on the side where there is room."""
     peak = int(totals.argmax())
     panel.plot(times[peak], totals[peak], "v", color=PALETTE["blocked"], gid="peak", clip_on=False, zorder=5)
-    text = f"peak {byte_text(round(totals[peak] * scale))}"
+    text = f"peak {totals[peak]:.4g} {size}"
     left = times[peak] > 0.7 * max(times[-1], 1e-30)
     place: Style = {"xytext": (-6 if left else 6, 4), "textcoords": "offset points", "ha": "right" if left else "left"}
     panel.annotate(text, (times[peak], totals[peak]), **place, fontsize=8, color=PALETTE["blocked"])

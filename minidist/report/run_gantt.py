@@ -5,20 +5,24 @@ The Gantt of a *plan* (`gantt`) is what should happen; this one is what happened
 Proved by: tests/report/test_pictures.py
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.base.traces import SpanEvent, Trace
-from minidist.report.frame import Figure, Style, finish, name_rows, new_panel, patch, time_unit
+from minidist.report.frame import Figure, Style, finish, name_rows, new_panel, patch, time_unit, visible
 from minidist.report.palette import NAMES, PALETTE, ink, kind_of, shade
-from minidist.report.timeline import compute_of, merged, pairs, waits, without
+from minidist.report.timeline import Interval, compute_of, merged, pairs, waits, without
 
 MAX_RANKS, MAX_BARS = 32, 3000
 
 
 def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") -> Figure:
-    """Draw one row per rank (the first 32), rank 0 on top; a bar of a pipeline's action has its micro-batch number."""
+    """Draw one row per rank (the first 32), rank 0 on top; a bar of a pipeline's action has its micro-batch number.
+
+    Red is the time in which the main stream computes nothing and any stream of the rank waits for a partner.
+    """
     shown = traces[:MAX_RANKS]
     rows = {trace.rank: compute_of(trace.spans, "main") for trace in shown}
     begin, end = _extent(traces, rows)
@@ -35,21 +39,27 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
         computing = [(span.start, span.end) for span in spans]
         busy += sum(stop - start for start, stop in merged(computing))
         # Waiting while the stream computes costs nothing, so only the rest is red.
-        for start, stop in without(waiting.get((rank, "main"), ([], []))[0], computing):
+        for start, stop in without(_blocked(waiting, rank), computing):
             if stop > begin:
                 bars.add(rank, max(start, begin), min(stop, end), "blocked", "blocked")
         bars.add_computing(rank, spans)
     for (rank, kind, gid, chunk), intervals in bars.many.items():
         axes.broken_barh(intervals, (rank - 0.43, 0.86), color=shade(PALETTE[kind], chunk), linewidth=0, gid=gid)
     bars.used["idle"] = patch(PALETTE["idle"], "a message on its way, or nothing to do")
-    name_rows(axes, [f"rank {trace.rank}" for trace in shown], fontsize=7)
+    bars.drawn["idle"] = longest * len(shown) - busy - bars.drawn["blocked"]
+    name_rows(axes, [f"rank {trace.rank}" for trace in shown], fontsize=10 if len(shown) <= 8 else 7)
     axes.set(xlim=(0, longest * factor or 1), xlabel=f"time [{unit}]")
 
     # The idle share counts all that is not computing, whether it waits or has nothing to do.
     idle = 1 - busy / (longest * len(shown)) if longest else 0.0
     more = f", the first {MAX_RANKS} of {len(traces)} ranks" if len(traces) > MAX_RANKS else ""
     said = f"computing and waiting: {100 * idle:.1f} % of the ranks' time computes nothing{more}"
-    return finish(figure, bars.used.values(), command, title or said)
+    return finish(figure, visible(bars.used, bars.drawn, longest), command, title or said)
+
+
+def _blocked(waiting: Mapping[tuple[int, str], tuple[list[Interval], list[Interval]]], rank: int) -> list[Interval]:
+    """Return when any stream of the rank waits for a partner."""
+    return merged([wait for (owner, _), (blocked, _) in waiting.items() if owner == rank for wait in blocked])
 
 
 def _extent(traces: Sequence[Trace], rows: dict[int, list[SpanEvent]]) -> tuple[float, float]:
@@ -74,11 +84,13 @@ class _Bars:
     factor: float
     few: bool
     used: dict[str, Any] = field(default_factory=dict)
+    drawn: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # seconds of each kind
     many: dict[tuple[int, str, str, int], list[tuple[float, float]]] = field(default_factory=dict)
 
     def add(self, rank: int, start: float, stop: float, kind: str, gid: str, chunk: int = 0) -> None:
         """Draw a bar, or keep it for its collection."""
         self.used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
+        self.drawn[kind] += stop - start
         left, width = (start - self.begin) * self.factor, (stop - start) * self.factor
         if self.few:
             style: Style = {"color": shade(PALETTE[kind], chunk), "gid": gid, "edgecolor": "white", "linewidth": 0.3}

@@ -61,8 +61,8 @@ def stage_shares(plans: Sequence[Plan]) -> list[float]:
 
 def is_large(plan: Plan) -> bool:
     """Whether a plan has too many actions for drawing or checking each one again; a pair that overlaps is two."""
-    pairs = sum(isinstance(item, tuple) for order in plan.orders for item in order)
-    return sum(map(len, plan.orders)) + pairs > LARGE
+    items = sum(map(len, plan.orders))
+    return items > LARGE or items + sum(isinstance(item, tuple) for order in plan.orders for item in order) > LARGE
 
 
 def evaluate(

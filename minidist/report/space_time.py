@@ -6,13 +6,25 @@ the red runs to the edge, each line says what its rank waits for, and the wait-f
 Proved by: tests/report/test_pictures.py
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.comm.waiting import Waiting, circle_text, find_cycle
-from minidist.report.frame import Figure, Style, byte_text, finish, line, name_rows, new_panel, patch, time_unit
+from minidist.report.frame import (
+    Figure,
+    Style,
+    byte_text,
+    finish,
+    line,
+    name_rows,
+    new_panel,
+    patch,
+    time_unit,
+    visible,
+)
 from minidist.report.palette import NAMES, PALETTE, kind_of
 from minidist.report.timeline import (
     Band,
@@ -38,11 +50,19 @@ APART = 0.02  # of two messages of a call, as a part of the picture's width: nea
 MAX_CALL_ARROWS = 60  # of collective calls outside the main stream: with more messages a call is one band
 
 
-def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "", most_seconds: float = 0) -> Figure:
+def space_time(
+    traces: Sequence[Trace],
+    *,
+    title: str = "",
+    command: str = "",
+    most_seconds: float = 0,
+    labels: Mapping[int, Sequence[str]] | None = None,
+) -> Figure:
     """Draw one line per stream of each rank, rank 0 on top, and one arrow per delivered message.
 
     Of many buckets that travel outside the main streams, each is one band on its line instead of its arrows.
-    most_seconds: what the axis has room for at least, so that several pictures can have one scale.
+    most_seconds: what the axis has room for at least, so that several pictures can have one scale. labels: the texts of
+    each rank's delivered messages, in the order in which it sent them; None: their bytes.
     """
     # [1] The lines, and the axis of time. After a deadlock there is room at the right edge for what each rank waits
     # for.
@@ -77,17 +97,26 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "", m
         drawing.stuck(event, right)
 
     # [4] The messages, and the circle of waits.
-    drawing.arrows(messages_of_their_own, bool(drawn))
+    drawing.arrows(messages_of_their_own, bool(drawn), labels)
     circle = drawing.wait_for(stuck, right * factor)
 
     name_rows(axes, [row_label(rank, lane) for rank, lane in rows], top=-0.6)
     end = (begin + width * (1.12 if stuck else 1.01)) * factor
-    axes.set(xlim=(begin * factor, end), xlabel=f"time [{unit}]")
+    axes.set_xlim(begin * factor, end)
+    _name_time(axes, longest, unit)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     delivered = sum(arrived(pair) for pair in messages)
     said = _title(delivered, longest - begin, stuck, circle)
-    return finish(figure, drawing.used.values(), command, title or said)
+    return finish(figure, visible(drawing.used, drawing.drawn, drawing.width), command, title or said)
+
+
+def _name_time(axes: Any, longest: float, unit: str) -> None:
+    """Name the axis of time, which has no numbers when no time has passed before a deadlock."""
+    if longest:
+        axes.set_xlabel(f"time [{unit}]")
+    else:
+        axes.set_xticks([])
 
 
 def rows_of(traces: Sequence[Trace]) -> Rows:
@@ -170,6 +199,7 @@ class _Drawing:
     begin: float
     width: float
     used: dict[str, Any] = field(default_factory=dict)
+    drawn: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # width of each kind's bars
 
     def bar(self, interval: Interval, y: int, kind: str, gid: str) -> None:
         """Draw a bar in the colour of its kind."""
@@ -178,6 +208,7 @@ class _Drawing:
         corner, width = (interval[0] * self.factor, y - BAR / 2), (interval[1] - interval[0]) * self.factor
         self.axes.add_patch(Rectangle(corner, width, BAR, color=PALETTE[kind], linewidth=0, gid=gid, zorder=2))
         self.used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
+        self.drawn[kind] += width
 
     def stuck(self, event: MessageEvent, right: float) -> None:
         """Draw a wait that never ends, to the edge of the picture, and write what the stream waits for."""
@@ -210,7 +241,7 @@ class _Drawing:
                 self.axes.text((start + end) / 2 * factor, y, byte_text(band.nbytes), **text, zorder=4)
             self.used.setdefault("band", patch(colour, "all messages of one bucket"))
 
-    def arrows(self, delivered: Sequence[Pair], has_bands: bool) -> None:
+    def arrows(self, delivered: Sequence[Pair], has_bands: bool, texts: Mapping[int, Sequence[str]] | None) -> None:
         """Draw the messages, from the departure on the sender's line to the arrival on the receiver's."""
         from matplotlib.collections import LineCollection
         from matplotlib.patches import FancyArrowPatch
@@ -233,22 +264,27 @@ class _Drawing:
         # Next to buckets there are too many messages for the bytes of each.
         labelled = len(ends) <= MAX_LABELS and not has_bands
         labels: list[tuple[float, float]] = []  # the places that are taken
+        given = {rank: iter(of_rank) for rank, of_rank in (texts or {}).items()}
         arrow: Style = {"arrowstyle": "-|>,head_length=3.5,head_width=1.8", "shrinkA": 0, "shrinkB": 0}
         for (tail, head), (send, _) in zip(ends, delivered, strict=True):
             style = {"color": colour, "linewidth": 1.0, "gid": "message", "zorder": 3}
             self.axes.add_patch(FancyArrowPatch(tail, head, **arrow, **style))
             if labelled:
-                self._label(byte_text(send.nbytes), tail, head, labels)
+                text = next(given.get(send.rank, iter(())), byte_text(send.nbytes))
+                self._label(text, tail, head, labels)
 
     def _label(
         self, text: str, tail: tuple[float, int], head: tuple[float, int], taken: list[tuple[float, float]]
     ) -> None:
         """Write on an arrow, unless there is a text already; taken: the places of those."""
-        near = 0.33 / max(abs(head[1] - tail[1]), 1)  # a third of a line away from the sender
-        x, y = ((1 - near) * a + near * b for a, b in zip(tail, head, strict=True))
-        x = max(x, self.begin + LABEL * self.width / 2)  # next to the names of the lines, not on them
-        if any(abs(x - other[0]) < LABEL * self.width and abs(y - other[1]) < 0.2 for other in taken):
-            return  # two numbers on each other are none
+        for part in (0.33, 0.67, 0.5):  # of a line away from the sender; two numbers on each other are none
+            near = part / max(abs(head[1] - tail[1]), 1)
+            x, y = ((1 - near) * a + near * b for a, b in zip(tail, head, strict=True))
+            x = max(x, self.begin + LABEL * self.width / 2)  # next to the names of the lines, not on them
+            if not any(abs(x - other[0]) < LABEL * self.width and abs(y - other[1]) < 0.2 for other in taken):
+                break
+        else:
+            return
         taken.append((x, y))
         box: Style = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
         style: Style = {"fontsize": 6.5, "ha": "center", "va": "center", "color": PALETTE["communication"]}
@@ -275,8 +311,8 @@ class _Drawing:
             tail = edge, self.rows[event.rank, event.lane] + 0.12
             head = edge, self.rows[event.peer, "main"] - 0.12
             bow, colour = -0.4 if head[1] > tail[1] else 0.4, PALETTE["blocked"]
-            if event.peer == event.rank:  # the short way from a line to itself needs a wider bow
-                bow = 2.5
+            if event.rank == event.peer:
+                tail, head, bow = (edge, tail[1] - 0.4), (edge, head[1] + 0.4), -0.8  # a loop that can be seen
             shape: Style = {"arrowstyle": "-|>,head_length=6,head_width=3", "connectionstyle": f"arc3,rad={bow}"}
             gid, label = ("circle", "wait-for circle") if inside else ("wait", "waits for")
             arrow = FancyArrowPatch(tail, head, **shape, **style, color=colour, gid=gid, clip_on=False, zorder=5)

@@ -6,12 +6,13 @@ on the command line.
 Proved by: tests/report/test_pictures.py
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.core.base.errors import UsageError
-from minidist.report.frame import Figure, Style, byte_text, finish, name_rows, new_panel, patch, time_unit
+from minidist.report.frame import Figure, Style, byte_text, finish, name_rows, new_panel, patch, time_unit, visible
 from minidist.report.palette import MESSAGES, NAMES, PALETTE, distinct, ink, kind_of
 from minidist.report.space_time import earliest
 from minidist.report.timeline import merged, pairs, without
@@ -46,6 +47,7 @@ def streams(
     figure, axes = new_panel(9, 1.4 + 0.5 * len(rows))
     axes.barh(range(len(rows)), [longest * factor] * len(rows), height=BROAD, color=PALETTE["idle"], zorder=0)
     used: dict[str, Any] = {}
+    drawn: dict[str, float] = defaultdict(float)  # seconds of each kind
     colours = {**PALETTE, **_shades(bars)}
 
     def bar(y: float, start: float, end: float, kind: str, gid: str, text: str, broad: float = BROAD) -> None:
@@ -58,6 +60,7 @@ def streams(
             middle = ((start + end) / 2 - begin) * factor
             axes.text(middle, y, text, ha="center", va="center", fontsize=7, color=ink(colour))
         used.setdefault(kind, patch(colour, NAMES.get(kind, kind)))
+        drawn[kind] += end - start
 
     # Row 0 is what the rank itself computes. A message is red until its partner has come.
     for span in computing:
@@ -80,7 +83,7 @@ def streams(
     # The title names what overlapping would still have to hide.
     bare = exposed(traces, rank)
     hidden = f"{bare * factor:.4g} {unit} of {longest * factor:.4g} {unit} are communication that no computing hides"
-    return finish(figure, used.values(), command, title or f"rank {rank}: {hidden}")
+    return finish(figure, visible(used, drawn, width), command, title or f"rank {rank}: {hidden}")
 
 
 def _by_place(spans: Sequence[SpanEvent]) -> tuple[list[SpanEvent], list[SpanEvent]]:

@@ -4,6 +4,7 @@ import json
 import sys
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from minidist.collectives import bus_factor, tuning
@@ -48,6 +49,20 @@ def test_rows_of_measured_times():
     assert "auto / best of ours: at most 0.25, at 8,000,000 B" in text
     assert "the algorithms have been measured anew" in text  # naive takes 1.25 times as long as the ring
     assert "anew" not in real.table({"rows": real.rows(times, 8_000_000, 4, 3, chosen="ring")})
+
+
+def test_the_best_algorithm_is_chosen_by_other_rounds():
+    """Of equally fast algorithms none is slower than the best one, however noisy the rounds are."""
+    generator, found = np.random.default_rng(0), []
+    for _ in range(300):
+        names = [f"algorithm {i}" for i in range(8)]
+        times = {name: generator.lognormal(0.0, 1.0, 8).tolist() for name in (*names, "auto", "MPI_Allreduce")}
+        row = next(row for row in real.rows(times, 64, 2, 8, chosen=names[0]) if row["side"] == "auto")
+        found.append((row["to_best"], row["choice_to_best"]))
+    # The least median of eight is less than half of the others'.
+    assert np.median(found, axis=0) == pytest.approx([1.0, 1.0], abs=0.15)
+    # A single round chooses by itself.
+    assert real.best_by_other_rounds({"ring": [2.0], "naive": [1.0]}, ["ring", "naive"]) == [1.0]
 
 
 @pytest.mark.mpi(2)

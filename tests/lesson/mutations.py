@@ -628,7 +628,7 @@ MUTATIONS = {
     "19b.building_block": [
         ("    blocks = (", "    return _with_gaps(p, offsets, (0, 0, 0))\n    blocks = (", "at least the one unit"),
         ("top = f0 * (p - 1) + first", "top = f0 * p + first", ""),
-        ("f1 * (p - 1 - r)", "f1 * r", "F and I of the first chunk: F starts later"),
+        ("f1 * (p - 1 - r)", "f1 * r", "F1 starts later"),
         ("== 4 for row in rows)", ">= 3 for row in rows)", "a rank has 6 units per micro-batch: wait"),
         ("i1 * (p - 1) + third", "i1 * (p - 1) - third", "each turn takes at least the one unit of"),
     ],

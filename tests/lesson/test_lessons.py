@@ -113,7 +113,7 @@ def test_a_lesson_has_its_ten_parts_its_minutes_and_its_exercise(source):
     checked = set(re.findall(rf'"({number}\.\w+)"', text))
     assert checked & set(names()) or f'f"{number}.' in text
     assert "mpiexec -n" in text
-    assert re.search(r"picture\(|show\(\s*(draw|figure|gantt|version_gantt)", text)
+    assert re.search(r"picture\(|show\(\s*(draw|figure|finish|gantt|version_gantt)", text)
 
 
 @each_lesson

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -347,6 +348,63 @@ def test_memory_marks_the_peak(moving):
         assert (peak.get_xdata()[0], peak.get_ydata()[0]) == (1, 35)
         assert len(axes.collections) == 2  # one area a purpose
         assert any("peak 35 B" in text.get_text() for text in axes.texts)
+
+
+def test_the_parts_of_a_step_are_named_below_an_axis_of_events():
+    (trace,) = run(lambda comm: None, 1)
+    trace.memory = [(0.0, {"parameter": 10})] * 8
+    marks = [(0, "forward"), (3, "backward"), (8, "step")]
+    axes = draw("memory", [trace], {"marks": marks}).axes[0]
+    names = [label.get_text() for label in axes.get_xticklabels(minor=True)]
+    assert names == ["forward", "backward"]  # nothing changes in the step
+    assert axes.get_xticks(minor=True).tolist() == [1.5, 5.5]
+    assert axes.get_xlabel() == ""
+
+
+def test_messages_have_the_texts_that_are_given():
+    def words(header):
+        texts = draw("space-time", run(ring, 2), header).axes[0].texts
+        return sorted(text.get_text() for text in texts)
+
+    number = len(words({})) // 2
+    assert words({"labels": {0: [f"chunk {i}" for i in range(number)]}})[-number:] == [
+        f"chunk {i}" for i in range(number)
+    ]
+
+
+@each("kind", ["gantt", "lanes", "space-time"])
+def test_a_colour_that_cannot_be_seen_is_not_in_the_legend(kind):
+    def main(comm, seconds):
+        comm.compute(seconds=1.0, name="forward")
+        comm.compute(seconds=seconds, name="backward")
+
+    def entries(seconds):
+        world = SimWorld(1)
+        world.run(main, seconds)
+        (legend,) = draw(kind, world.traces).legends
+        return [text.get_text() for text in legend.get_texts()]
+
+    assert "B full backward" in entries(0.01)
+    assert "B full backward" not in entries(0.0001)
+
+
+def test_a_gantt_shows_the_waits_of_all_streams_of_a_rank():
+    def main(comm):
+        comm.compute(seconds=1.0 + 3 * comm.rank, name="forward")
+        (comm.irecv(np.empty(1), 1) if comm.rank == 0 else comm.isend(np.ones(1), 0)).wait()
+
+    traces = run(main, 2)
+    for trace in traces:
+        trace.messages[:] = [replace(message, lane="gradients") for message in trace.messages]
+    axes = draw("gantt", traces).axes[0]
+    (bar,) = (bar for bar in axes.patches if bar.get_gid() == "blocked")
+    assert (bar.get_y() + bar.get_height() / 2, bar.get_width()) == (0, pytest.approx(3.0))
+
+
+def test_a_deadlock_before_any_time_has_passed_has_no_axis_of_time():
+    traces, _ = deadlocked(lambda comm: comm.recv(np.ones(2), 1 - comm.rank), 2)
+    axes = draw("space-time", traces).axes[0]
+    assert (axes.get_xlabel(), len(axes.get_xticks())) == ("", 0)
 
 
 def test_pictures_of_memory_can_have_one_scale():

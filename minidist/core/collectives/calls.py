@@ -2,18 +2,9 @@
 
     all_reduce(comm, array)  ──▶  run_call: ALGORITHMS["all_reduce"]["ring"].run(call, array, "sum")
 
-An algorithm says in its own file what it sends and how long it takes, so that the formula stands above the loop that it
-describes:
-
-    @algorithm(
-        "all_reduce",
-        "my_name",
-        sends=lambda sizes, rank: ...,  # (messages, elements) that leave `rank`
-        seconds=lambda nbytes, ranks, alpha, beta: ...,  # until the last rank is done
-    )
-    def all_reduce(comm, array, op): ...
-
-The tests compare every trace with the formulas, and `algorithm="auto"` chooses by the seconds.
+An algorithm says in its own file what it sends and how long it takes (`@algorithm`, see ring.py), so that the formula
+stands above the loop that it describes. The tests compare every trace with the formulas, and `algorithm="auto"` chooses
+by the seconds.
 
 What can be wrong on one rank alone is refused by `hooks.check_call`, before a message is sent; it returns what must be
 equal on both sides of each message, by which the messages notice what differs between ranks. The return type is an

@@ -42,7 +42,6 @@ from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.attention import Drop
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import ShapeError
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.base.trace import purpose, track, watchers
 from minidist.core.comm import Comm, check_communicator
@@ -106,12 +105,7 @@ class RingAttention(Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: Any = None) -> Tensor:
         """Return the outputs (batch, T_local, heads, n) of this rank's queries. Raises ShapeError for wrong shapes."""
-        rows = self.rows[self.comm.rank]
-        if q.ndim != 4 or q.shape[1] != rows or k.shape != v.shape or k.shape[1] != rows or q.shape[2] % k.shape[2]:
-            raise ShapeError(
-                f"ring attention: q {q.shape}, k {k.shape}, v {v.shape}; rank {self.comm.rank} of {self.comm.size}"
-                f" holds {rows} of {self.length} tokens: (batch, {rows}, heads, size), with heads a multiple of k's"
-            )
+        hooks.operation_checks().check_ring(self.comm, q.shape, k.shape, v.shape, self.rows, self.length)
 
         # Half-precision keys and values travel in 16 bits and are upcast block by block.
         kv_heads = k.shape[2]

@@ -19,11 +19,10 @@ from typing import Any
 from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_to_all
 from minidist.core.comm import Comm
-from minidist.core.nn import MixtureOfExperts, Module
+from minidist.core.nn import Module
 from minidist.core.parallel.tensor_parallel import ShardContext, border, contiguous
 
 
@@ -35,8 +34,6 @@ class ExpertParallel:
 
     def __call__(self, module: Any, context: ShardContext, name: str) -> Module:
         """Return the mixture with its experts' weights sharded and all-to-alls as its `dispatch` and `combine`."""
-        if not isinstance(module, MixtureOfExperts):
-            raise UsageError(f"ExpertParallel is for MixtureOfExperts; {name!r} is a {type(module).__name__}")
         comm, experts = context.comm, module.num_experts
         hooks.check_divisible(experts, f"experts of {name}", comm.size, "expert")
 

@@ -145,11 +145,6 @@ class ShardReducer(GradientReducer):
             else:
                 parameter.gradient.release()
 
-    def started(self) -> None:
-        """Note the module's mode, too: no forward of a wrapper does."""
-        super().started()
-        self.guard.forward_begins(None)
-
     def _make_bucket(self, parameter: Parameter) -> None:
         """Allocate the gradients of the bucket that `parameter` belongs to."""
         bucket = self.bucket_of[parameter]

@@ -15,11 +15,11 @@ from minidist.base.errors import UsageError, quoted
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime import cut_model
-from minidist.core.pipeline.runtime.stages import blocks_per_stage
 from minidist.core.pipeline.schedules import SCHEDULES, Schedule
 from minidist.data import load_dataset
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig, updates_of
+from minidist.pipeline.runtime.refusals import check_cuts
 from minidist.techniques import replayed
 
 
@@ -130,14 +130,16 @@ def cut_stages(config: TrainConfig, model: Any, stages: int) -> tuple[list[Any],
 
 def cut_sizes(config: TrainConfig, model: Any, stages: int) -> list[int]:
     """Return the blocks of each stage of a model."""
-    return blocks_per_stage(len(model.blocks), stages, stage_sizes(config.partition, model, stages))
+    sizes, blocks = stage_sizes(config.partition, model, stages), len(model.blocks)
+    check_cuts(blocks, stages, sizes)
+    return chunk_sizes(blocks, stages) if sizes is None else sizes
 
 
 def check_stages(config: TrainConfig, dataset: Any, stages: int) -> None:
     """Raise UsageError when the model cannot be cut into `stages` stages."""
     # Equal stages of the package's own models follow from the number of layers, so no model is built for them.
     if config.partition == "uniform" and not config.is_own_model:
-        blocks_per_stage(config.layers + (config.model == "mlp"), stages)
+        check_cuts(config.layers + (config.model == "mlp"), stages, None)
     else:
         cut_stages(config, make_model(config, dataset), stages)
 

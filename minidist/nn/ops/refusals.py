@@ -12,6 +12,8 @@ from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import Tensor
 from minidist.core.base import arrays as xp
 
+Shape = tuple[int, ...]
+
 
 def refuse_logits(logits: Any) -> None:
     """Raise AutogradError: the logits are no Tensor."""
@@ -52,6 +54,16 @@ def check_split_targets(name: str, rank: int, logits: Any, targets: xp.Array, ig
     if wrong.size:
         raise UsageError(
             f"rank {rank}: target {int(wrong[0])} is out of range: the vocabulary has words 0..{words - 1}"
+        )
+
+
+def check_ring(comm: Any, q: Shape, k: Shape, v: Shape, rows: Sequence[int], length: int) -> None:
+    """Raise ShapeError for queries, keys and values of ring attention that do not fit; rows: of each rank."""
+    n = rows[comm.rank]
+    if len(q) != 4 or q[1] != n or k != v or k[1] != n or q[2] % k[2]:
+        raise ShapeError(
+            f"ring attention: q {q}, k {k}, v {v}; rank {comm.rank} of {comm.size} holds {n} of {length} tokens:"
+            f" (batch, {n}, heads, size), with heads a multiple of k's"
         )
 
 

@@ -122,14 +122,15 @@ def check_numbers(numbers: Any, stages: int) -> None:
             raise UsageError(f"there is no stage {quoted(number)} of {stages}; number them from 0 to {stages - 1}")
 
 
-def check_model(model: Any, stages: int) -> None:
-    """Raise UsageError for a model that cannot be cut, and for a number of stages that is none."""
+def check_model(model: Any, stages: int, cuts: Sequence[int] | None) -> None:
+    """Raise UsageError for a model that cannot be cut, a number of stages that is none, and wrong cuts."""
     if not list(getattr(model, "blocks", ())) or not callable(getattr(model, "stage", None)):
         raise UsageError(
             f"cannot cut a {type(model).__name__}; give it a property `blocks` and a method"
             " stage(first, last, is_first, is_last) that returns a Module, or make PipelineStages of its parts yourself"
         )
     check_whole("stages", stages, 1)
+    check_cuts(len(model.blocks), stages, cuts)
 
 
 def check_stages(model: Any, made: Sequence[Module]) -> None:
@@ -254,14 +255,7 @@ def _check_equal(rank: int, table: Sequence[Row], tied: Collection[int], names: 
     for holder, stage, word, *digest in table:
         first, found = values.setdefault((None if word in tied else stage, word), ((stage, holder), digest))
         if found != digest:
-            places = _between(first, (stage, holder))
-            copies = f"the copies of {_called(names.get(word))} differ between {places}"
+            name = f"parameter {names[word]!r}" if word in names else "a parameter of other ranks"
+            places = " and ".join(f"stage {at} on rank {of}" for at, of in (first, (stage, holder)))
+            copies = f"the copies of {name} differ between {places}"
             raise MismatchError(f"rank {rank}: {copies}; build every copy from the same seed")
-
-
-def _called(name: str | None) -> str:
-    return "a parameter of other ranks" if name is None else f"parameter {name!r}"
-
-
-def _between(*places: Place) -> str:
-    return " and ".join(f"stage {stage} on rank {rank}" for stage, rank in places)

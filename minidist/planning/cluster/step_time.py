@@ -259,6 +259,7 @@ class StepModel:
             messages["pp"] = 2 * e.vp * (nbytes / (bandwidth * share) + self.calibration.handoff_seconds)
         return Pass(forward, backward, messages)
 
+    @shared(lambda self: (self.job,), lambda self: (self.layout.pp, self.layout.vp))
     def _kinds_of_ranks(self) -> dict[int, int]:
         """Return one pipeline rank of each kind, and how many ranks are of this kind.
 

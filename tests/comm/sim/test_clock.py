@@ -30,3 +30,12 @@ def test_operations_may_be_a_generator():
 def test_negative_costs_are_refused(name):
     with pytest.raises(UsageError, match=f"{name} is -1"):
         LinkModel(**{name: -1.0})
+
+
+def test_all_costs_may_be_given_by_position():
+    def link(source, destination):
+        return 0.0, 0.0
+
+    links = LinkModel(1.0, 2.0, 3.0, 4.0, link, None, 0.5, True)
+    named = LinkModel(alpha=1.0, beta=2.0, flops=3.0, memory_bandwidth=4.0, link=link, overhead=0.5, free_startup=True)
+    assert links == named

@@ -29,11 +29,7 @@ from minidist.core.comm.sim.matching import LinkModel, Matching, SimState, Strea
 
 
 class Sim:
-    """`ranks` virtual ranks that run one function. links: the alpha-beta cost model.
-
-    `run(main, *arguments)` calls `main(comm, *arguments)` on every rank and returns the list of results. An exception
-    on any rank ends the run and is raised here, with a note naming the rank.
-    """
+    """`ranks` virtual ranks that run one function. links: the alpha-beta cost model."""
 
     comm_class: type[Comm] = Comm  # what a rank gets
     state_class: type[SimState] = SimState
@@ -51,7 +47,10 @@ class Sim:
         self.running_ranks: Sequence[int] = range(ranks)  # all of them; a subclass may let some stand for others
 
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
-        """Call `main(comm, *arguments)` on every rank; return the list of results."""
+        """Call `main(comm, *arguments)` on every rank; return the list of results.
+
+        An exception on any rank ends the run and is raised here, with a note naming the rank.
+        """
         # Everything that belongs to this run is new: streams, queues, clocks, records.
         mains = [Stream(rank, "main", is_main=True) for rank in range(self.size)]
         ready = self._ready_queue([mains[rank] for rank in self.running_ranks])

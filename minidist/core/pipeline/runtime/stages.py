@@ -55,12 +55,6 @@ def split_model(
     return [PipelineStage(modules[number], number) for number in numbers], tied
 
 
-def blocks_per_stage(blocks: int, stages: int, cuts: Sequence[int] | None = None) -> list[int]:
-    """Return how many of `blocks` blocks each stage gets; UsageError for cuts that do not add up."""
-    hooks.pipeline_refusals().check_cuts(blocks, stages, cuts)
-    return list(cuts) if cuts is not None else chunk_sizes(blocks, stages)
-
-
 def cut_model(model: Any, stages: int, cuts: Sequence[int] | None = None) -> tuple[list[Module], list[str]]:
     """Return the modules of all stages, and the names of the parameters that several share; see `split_model`.
 
@@ -69,8 +63,8 @@ def cut_model(model: Any, stages: int, cuts: Sequence[int] | None = None) -> tup
     the same name in one of them (`nn.gpt.with_own_weight`).
     """
     refusals = hooks.pipeline_refusals()
-    refusals.check_model(model, stages)
-    bounds = pairwise(offsets(blocks_per_stage(len(model.blocks), stages, cuts)))
+    refusals.check_model(model, stages, cuts)
+    bounds = pairwise(offsets(chunk_sizes(len(model.blocks), stages) if cuts is None else list(cuts)))
     made: list[Module] = [model.stage(a, b, n == 0, n == stages - 1) for n, (a, b) in enumerate(bounds)]
     refusals.check_stages(model, made)
     # What several stages have is tied; it goes by the name.
