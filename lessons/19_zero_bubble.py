@@ -49,7 +49,7 @@ from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show
-from minidist.report.gantt import gantt
+from minidist.report.gantt import as_traces, gantt
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -95,6 +95,12 @@ def twice(plan):
 two_steps = [twice(timing.plan) for timing in timings[1:]]
 titles = [f"{t.plan.name.upper()}: two steps take {t.makespan:.0f}" for t in two_steps]
 show(gantt(two_steps, command="part 3 of lesson 19", titles=titles))
+
+# %% [markdown]
+# The two steps of ZB-H2 as a page to step through, one time after the other. W fills what was idle.
+
+# %%
+show(as_traces(two_steps[-1]), "ZB-H2: what each rank computes in two steps.")
 
 # %% [markdown]
 # ## 4 The code
