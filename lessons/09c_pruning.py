@@ -13,22 +13,26 @@
 #
 # ## 1 The case
 #
-# A network that recognises digits in pictures should become
-# small: between steps 60 and 200 of 300 four fifths of its weights, the smallest ones, become zero and
-# stay zero. It has matrices of 144 x 64 and 64 x 10 weights, and 74 biases, which are not pruned.
+# A network that recognises digits in pictures should become small: its smallest weights become zero and stay
+# zero. It has matrices of 144 x 64 and 64 x 10 weights, and 74 biases, which are not pruned. It trains for 300 steps,
+# and without pruning it recognises 89 of 100 digits that it has never seen.
 #
-# It trains on three ranks. Where all ranks know which weights are zero, their gradients need not travel.
-# How many times fewer bytes does a rank send in a step at the end?
+# There are three ways. The weights become zero (1) at once after step 30, so that nine tenths of the training are
+# left to recover; (2) at once after step 200; (3) little by little between steps 60 and 200. Which one recognises
+# most unseen digits when four fifths of the weights become zero? And how many of 100 does the best way recognise when
+# half of them do?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# Count what is kept. A twentieth off is good enough.
+# A way that prunes late knows better which weights matter; one that prunes early has more steps to recover.
+# For the second number 3 % off is good enough.
 
 # %%
-from minidist.course.lesson import check, picture, predict, reveal, solution
+from minidist.course.lesson import check, predict, reveal, solution
 
-bytes_guess = predict("times fewer bytes in a step at the end", example=2.0)
+best_guess = predict("the best way with four fifths of zeros", example=1)
+half_guess = predict("unseen digits recognised with half of the weights, of 100", example=50)
 
 # %%
 import numpy as np
@@ -40,11 +44,15 @@ from minidist import (
     Parameter,
     SimWorld,
     Tensor,
+    all_reduce,
     cross_entropy,
     glyphs,
     no_grad,
 )
 from minidist.parallel.compressor import compress
+from minidist.report import show
+from minidist.report.frame import finish, line, new_panel
+from minidist.report.palette import PALETTE, RANKS
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunable
 from minidist.techniques.pruning.schedule import SparsitySchedule
 
@@ -101,24 +109,26 @@ def train(comm, schedule=None, steps=STEPS, seed=0):
 
 
 # %% [markdown]
-# The loss of a dense model, and of one that prunes every five steps between steps 60 and 200, until four fifths of
-# its weights are zero. The first prunings change little, as the smallest weights matter least. From step 85 on the
-# loss jumps at most of them, and recovers only in part:
+# The loss of a dense model, and of the three ways to four fifths of zeros. Each pruning is a jump; little by little
+# means every five steps, so its curve has teeth. The first of them change little, as the smallest weights matter
+# least. All three recover, and none comes back to the dense loss. By this loss the earliest one is best at the end;
+# part 5 shows what it is worth on unseen digits:
 
 # %%
-gradually = SparsitySchedule(0.8, 60, 200, 5)
-dense = SimWorld(1).run(train)[0]
-small = SimWorld(1).run(train, schedule=gradually)[0]
-picture(
-    "loss",
-    [],
-    "part 3 of lesson 09c",
-    losses=small[0],
-    reference_losses=dense[0],
-    title="dense and sparse",
-    names=("dense", "80 % zeros"),
-)
-print(f"the last loss: dense {dense[0][-1]:.3f}, with 80 % zeros {small[0][-1]:.3f}")
+WAYS = {"1 at once, step 30": (30, 30), "2 at once, step 200": (200, 200)}
+WAYS |= {"3 little by little": (60, 200, 5)}
+runs = {"dense": SimWorld(1).run(train)[0]}
+for way, plan in WAYS.items():
+    runs[way] = SimWorld(1).run(train, schedule=SparsitySchedule(0.8, *plan))[0]
+
+figure, axes = new_panel(8, 4)
+colours = dict(zip(runs, (PALETTE["other"], RANKS[1], RANKS[3], PALETTE["F"]), strict=True))
+for way, colour in colours.items():
+    axes.plot(runs[way][0], color=colour, linewidth=3 if way == "dense" else 1.3)
+    print(f"{way:19} last loss {runs[way][0][-1]:.3f}")
+axes.set(xlabel="step", ylabel="loss in training", ylim=(0, 2.5))
+handles = [line(colour, way) for way, colour in colours.items()]
+show(finish(figure, handles, "part 3 of lesson 09c", "dense, and three ways to 80 % zeros"))
 
 # %% [markdown]
 # ## 4 The code
@@ -143,6 +153,7 @@ def toy_mask(weights, zeros):
     return kept
 
 
+gradually = SparsitySchedule(0.8, *WAYS["3 little by little"])
 for done in (60, 100, 150, 200, 300):
     print(f"after step {done:3}: {toy_sparsity(done):.2f}, the library's {gradually.at(done):.2f}")
 print("two zeros of four:", toy_mask(np.array([0.9, -0.3, 0.05, 0.1]), 2))
@@ -150,8 +161,7 @@ print("two zeros of four:", toy_mask(np.array([0.9, -0.3, 0.05, 0.1]), 2))
 # %% [markdown]
 # ## 5 Check
 #
-# When should the weights become zero: early, late, or little by little as above? What three networks recognise that
-# begin with different weights, dense and with three ways to prune them:
+# What three networks that begin with different weights recognise, with half of the weights zero and with four fifths:
 
 
 # %%
@@ -161,21 +171,32 @@ def right(model):
     return float(100 * (outputs.argmax(axis=1) == labels[ROWS:]).mean())
 
 
-schedules = {"dense": None, "little by little": gradually}
-schedules |= {f"at once, step {at}": SparsitySchedule(0.8, at, at) for at in (30, 200)}
+def three_networks(schedule=None):
+    return [right(SimWorld(1).run(train, schedule=schedule, seed=s)[0][1]) for s in (0, 1, 2)]
+
+
+def row(percents):
+    return f"{np.mean(percents):3.0f} ({', '.join(f'{percent:.0f}' for percent in percents)})"
+
+
 accuracy = {}
-for name, schedule in schedules.items():
-    models = [SimWorld(1).run(train, schedule=schedule, seed=seed)[0][1] for seed in (0, 1, 2)]
-    accuracy[name] = [right(model) for model in models]
-    each = ", ".join(f"{percent:.0f}" for percent in accuracy[name])
-    print(f"{name:17} {each} % right, {np.mean(accuracy[name]):.0f} % in the mean")
-assert accuracy["at once, step 30"] == np.min(list(accuracy.values()), axis=0).tolist()
-assert all(np.subtract(accuracy["little by little"], accuracy["at once, step 200"]) > 0)
+print(f"of 100, in the mean: dense {row(three_networks())}")
+print(f"{'':20}{'half zero':19}four fifths zero")
+for way, plan in WAYS.items():
+    accuracy[way] = [three_networks(SparsitySchedule(share, *plan)) for share in (0.5, 0.8)]
+    print(f"{way:20}{row(accuracy[way][0]):19}{row(accuracy[way][1])}")
+best = max(WAYS, key=lambda way: np.mean(accuracy[way][1]))
+best_guess.judge(int(best[0]))
+half_guess.judge(np.mean(accuracy[best][0]), within=0.03)
+early, late, little = (np.array(accuracy[way]) for way in WAYS)
+assert (early < late).all()
+assert (late[1] < little[1]).all()
 
 # %% [markdown]
-# Four fifths of zeros cost this small network about 15 pictures in a hundred. The choice of the zeros is final, and
-# after step 30 it is made by weights that have hardly been trained: every network loses most with it. Little by little
-# loses least in each of the three, and is what is usual in large networks, too (Zhu and Gupta 2017).
+# **Half of the weights cost less than one digit in a hundred, four fifths cost 15.** The choice of the zeros is
+# final, and after step 30 it is made by weights that have hardly been trained: every network loses most with it,
+# although its loss in training is the lowest. Little by little loses least in each of the three, because the others
+# adapt before the next ones go. It is what is usual in large networks, too (Zhu and Gupta 2017).
 #
 # The bytes of a step, at the beginning and at the end:
 
@@ -186,13 +207,13 @@ kept = weights.size - sum(pruner.pruned(STEPS))
 print(f"a rank sends {full:,} B in a dense step, {last:,} B now: {full / last:.1f} times fewer")
 formula = 2 * 2 / 3 * 8 * kept
 print(f"2 (n-1)/n of 8 B for each of {kept:,} kept entries: about {formula:,.0f} B")
-bytes_guess.judge(full / last, within=0.05)
+assert abs(last / formula - 1) < 0.01
 
 # %% [markdown]
 # And is the pruned training that of one device, which part 3 has drawn?
 
 # %%
-_, _, single, _, _ = small
+_, _, single, _, _ = runs["3 little by little"]
 print(f"max |w_parallel - w_single| = {np.abs(weights - single).max():.0e}")
 assert np.array_equal(weights == 0, single == 0)
 assert np.abs(weights - single).max() < 1e-6
@@ -200,29 +221,39 @@ assert np.abs(weights - single).max() < 1e-6
 # %% [markdown]
 # ## 6 Break it
 #
-# Two ranks whose weights differ in a last bit, because each has added in another order (lesson 04b). Two
-# weights are nearly equal, and one of them has to go:
+# What is small? A weight whose input is always near zero does little, so one may prune by |weight| times the length
+# of its input over the rows (Sun et al. 2023, "Wanda"). Each rank takes the rows that it has. Here all ranks have the
+# dense model's weights and the same gradient, 1, 2, 3, ..., so that a right sum is three times an entry:
 
 # %%
-gradient = np.array([1.0, 10.0, 100.0, 1000.0])
+weights = runs["dense"][1].layers[0].weight.data
+gradient = np.arange(1.0, weights.size + 1)
 
 
-def two_sums(comm):
-    """Exchange the kept entries of two ranks, and add them."""
-    second, third = (0.1 + 0.2, 0.3) if comm.rank == 0 else (0.3, 0.1 + 0.2)
-    mask = toy_mask(np.array([0.9, second, third, 0.05]), 2)  # 0.1 + 0.2 is 0.30000000000000004
-    own, others = gradient[mask], np.empty(2)
-    comm.sendrecv(own, 1 - comm.rank, others, 1 - comm.rank)
-    return np.flatnonzero(mask), own + others
+def sum_of_kept(comm, agree):
+    """The mask of this rank, and the sums at its places."""
+    mine = np.array_split(np.arange(ROWS), comm.size)[comm.rank]
+    squares = np.square(images[mine]).sum(axis=0)  # of each of the 144 inputs
+    if agree:
+        all_reduce(comm, squares)
+    mask = toy_mask((weights * np.sqrt(squares)).ravel(), weights.size * 4 // 5)
+    kept = gradient[mask]
+    all_reduce(comm, kept)
+    return mask, kept
 
 
-for rank, (places, sums) in enumerate(SimWorld(2).run(two_sums)):
-    print(f"rank {rank}: the gradients of weights {places} are {sums}")
-assert sums[1] == 110
+for agree in (False, True):
+    results = SimWorld(3).run(sum_of_kept, agree)
+    masks = np.array([mask for mask, _ in results])
+    differ = int((masks.any(axis=0) & ~masks.all(axis=0)).sum())
+    wrong = np.mean([(kept != 3 * gradient[mask]).mean() for mask, kept in results])
+    print(f"agreed: {agree!s:5}; places kept by some ranks only: {differ}; wrong sums: {wrong:.0%}")
+    assert (wrong == 0) == agree
 
 # %% [markdown]
-# Both ranks send two numbers, so nothing fails. But the second number of rank 0 is the gradient of
-# weight 1, and that of rank 1 the gradient of weight 2. Their sum, 110, belongs to no weight.
+# All ranks keep the same number of weights, so nothing fails. But from the first place on which they disagree,
+# nearly every sum adds the gradients of different weights. The cure is one all-reduce of the 144 squares. (By the
+# weight alone the masks are equal as long as the weights are, to the last bit: lesson 04b.)
 #
 # A quieter one: prune once and let the optimizer go on. At a pruned weight Adam's average of old gradients is not
 # zero, so the next step moves the weight away from zero again. The pruner therefore sets the zeros
