@@ -20,7 +20,7 @@ LINES = {
     "collectives": 3_902,
     "comm": 6_622,
     "commands": 5_486,
-    "course": 13_598,
+    "course": 13_603,
     "core": 9_253,
     "data": 1_632,
     "debug": 9_624,
