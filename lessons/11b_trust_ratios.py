@@ -26,8 +26,8 @@
 # ## 2 Predict
 #
 # What can a rank compute of a norm from its part of a layer, and what has it to know of the others? And how far
-# apart are the two kinds of matrices: divide a length that is equal for all entries by the size of the entries, of
-# both kinds. 15 % off is good enough.
+# apart are the two kinds of matrices? Adam moves every entry by about lr: divide that by the entries' standard
+# deviation, for both kinds. 15 % off is good enough.
 
 # %%
 from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
@@ -144,19 +144,13 @@ assert spread["LAMB"] < 1.001 < spread["Adam"] < spread["SGD"]
 # 0.5 of its norm, or 0.01 / 0.01 = 1. For SGD the gradients' lengths count too.
 #
 # Now the bytes. With ZeRO 1 (lesson 11) a rank steps a part of every layer. It adds up the squares of the part's
-# weights and of its update, and the ranks sum both. How many numbers per layer `toy_lamb` on shards reduces, as
-# float64, on four ranks:
-
+# weights and of its update, and the ranks sum both. The solution of part 7 makes the step of `toy_lamb` on shards,
+# with float64 sums. What it sends on four ranks, each with one element of both layers:
 
 # %%
-def squares_of_shards(comm, layers):
-    squares = [np.square(np.array_split(w, comm.size)[comm.rank]).sum() for w in layers]
-    updates = np.square(np.ones(len(layers)))  # and as many of the updates
-    return all_reduce(comm, np.concatenate([squares, updates]))
-
-
+step_on_shards = solution("11b.trust_ratio_step")
 world = SimWorld(4)
-world.run(squares_of_shards, layers)
+world.run(lambda comm: step_on_shards(comm, [1, 1], np.array([1.0, 100.0]), np.ones(2)))
 sent = sum(world.traces[0].bytes_by_purpose().values()) / len(layers)
 print(f"{sent:g} B per layer leave a rank; 2 (n-1)/n of two numbers of 8 B is {2 * 3 / 4 * 16:g} B")
 numbers_guess.judge(sent / (2 * 3 / 4) / 8)

@@ -326,9 +326,8 @@ check("12.prefetch", solution("12.prefetch"))
 #
 # - **Gather, compute, drop; in backward gather, compute, reduce-scatter, drop**: 16/n B per
 #   parameter, d+1 whole layers when d are gathered ahead, and in backward their whole gradients.
-# - It sends **3 (n-1)/n Ψ numbers per micro-batch**, where ZeRO 1 sends 2 (n-1)/n Ψ per step; one layer
-#   ahead hides it if a layer computes as long as its gather travels (in backward it has twice the
-#   work, and hides a reduce-scatter besides).
+# - It sends **3 (n-1)/n Ψ numbers per micro-batch**, where ZeRO 1 sends 2 (n-1)/n Ψ per step; one layer ahead hides it
+#   if a layer computes as long as its gather travels (in backward twice as long, and hides a reduce-scatter, too).
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB (85 x 10^9 B), as `minidist plan`
@@ -337,11 +336,12 @@ check("12.prefetch", solution("12.prefetch"))
 # added up in float32 (4 B), and Adam has 12 B. With ZeRO 3 a card's part of the weights is float32, and so
 # its own master copy: 4 + 4 + 8 B per parameter, divided by n.
 #
-# The first row 12 is slower than row 11: on 8 cards ZeRO 3 costs 1.5 s and frees 35 GB that nobody needs. The second
-# row 12 trains another model. On 64 cards 7 billion parameters have no need of ZeRO 3: with
-# ZeRO 1 the cards wait 0.01 s of 1.55 s for messages, so no other layout can gain 1 % by waiting less. So from here
-# on the model has 65 billion parameters. On 64 cards they do not fit with ZeRO 2, and with ZeRO 3 the cards wait
-# 3.79 s in a step for messages:
+# Of the two rows 12 the first has 7 billion parameters, which need no ZeRO 3: on 8 cards it costs 1.5 s more than
+# row 11 and frees 35 GB that nobody needs. On 64 cards ZeRO 1 waits 0.01 s of 1.55 s for messages, so no other layout
+# can gain 1 % by waiting less.
+#
+# From the second row 12 on the model has 65 billion parameters. On 64 cards they do not fit with ZeRO 2, and with
+# ZeRO 3 the cards wait 3.79 s in a step for messages:
 
 # %%
 spent("11", dp=64, zero=1)

@@ -67,6 +67,7 @@ from minidist.job.equality.compare import compare_rank
 from minidist.nn import causal_attention_composite
 from minidist.report import show
 from minidist.report.frame import new_figure
+from minidist.report.palette import RANKS
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -103,7 +104,8 @@ def one_block(comm, split, dropout=0.1):
 # Rank 0 of four, above with whole rows, below with split rows. Each bar is a message, and an all-reduce is six of them.
 # With split rows the same six are three and three: what was computed on all rows between two all-reduces (norm and
 # dropout) now lies between a reduce-scatter and an all-gather, on a quarter of the rows. `regather` is new, and so are
-# the short messages in backward, the sums of the gradients of norms and biases:
+# the short messages in backward, the sums of the gradients of norms and biases. These make the lower run longer: they
+# are 36 of its 66 messages, with 64 B each, and cost little but their latency. Megatron-LM sums all of them in one:
 
 # %%
 worlds, kept = {}, {}
@@ -121,9 +123,8 @@ for split in (False, True):
 # %%
 logits = np.random.default_rng(291).integers(-9, 10, (4, 12)) * 1.0
 targets = np.array([7, 0, 11, 4])
-ranks = ListedColormap(["#77AADD", "#99CC88", "#EEDD88", "#FFAABB"])
 axes = (figure := new_figure(7, 2.4)).add_subplot()
-axes.imshow(np.tile(np.arange(12) // 3, (4, 1)), cmap=ranks, aspect="auto")
+axes.imshow(np.tile(np.arange(12) // 3, (4, 1)), cmap=ListedColormap(RANKS[:4]), aspect="auto")
 for (token, word), value in np.ndenumerate(logits):
     weight = "bold" if word == targets[token] else "normal"
     axes.text(word, token, f"{value:.0f}", weight=weight, ha="center", va="center")
@@ -226,8 +227,7 @@ for split in (False, True):
 kept_guess.judge(kept[True] / kept[False], within=0.05)
 
 # %% [markdown]
-# What rank 0 sends, and a formula. The two regathers are a quarter more; the rest are the gradients of the norms and
-# biases:
+# What rank 0 sends, and a formula. The two regathers are a quarter more; the rest are gradients of norms and biases:
 
 # %%
 once = 3 * BATCH * LENGTH * WIDTH * 4 // 4  # a gather, or a reduce-scatter, of an activation of 4 B
@@ -360,7 +360,7 @@ check("14b.split_cross_entropy", solution("14b.split_cross_entropy"))
 #
 # - All-reduce = reduce-scatter + all-gather; between the two each rank keeps **1/t of the rows**. In
 #   16 bits, where each 4 of the table is a 2, a block keeps (34 s b h + 5 a s² b)/t bytes (without the 8 s b of
-#   the table; b texts, s tokens, h numbers, a heads, t ranks), for two more gathers in backward.
+#   the table; b texts, s tokens, h numbers, a heads, t ranks), for two more gathers in backward and short sums.
 # - The loss from split logits reduces **three numbers per token**: m, the sum of exp(logit - m), the right logit.
 
 # %% [markdown]

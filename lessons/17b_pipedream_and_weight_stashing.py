@@ -57,6 +57,7 @@ from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from minidist.report import show
+from minidist.report.frame import new_panel
 from minidist.report.version_gantt import version_gantt
 
 # %% [markdown]
@@ -302,23 +303,26 @@ for s, stage in enumerate(stages):
 
 # %% [markdown]
 # And the training, over 40 mini-batches of six data sets. At the larger rate the weights change much between an F
-# and its B. A loss of 1,000 stands for all that is larger, or NaN:
+# and its B. The curves, one for each data set, end at a loss of 1,000:
 
 # %%
 data_sets = [mini_batches(seed) for seed in range(6)]
+figure, axes = new_panel(8, 2.6)
 diverged = {}
 for rate in (0.1, RATE):
-    for stashing in (True, False):
+    for stashing, style in ((True, "-"), (False, "--")):
         long = get_schedule("pipedream").plan(p, 40, stashing=stashing)
         with quiet_overflow():
             runs = [SimWorld(p).run(train, long, *data, rate)[-1][1] for data in data_sets]
-        ends = np.fmin([np.mean(losses[-8:]) for losses in runs], 1000)
-        diverged[rate, stashing] = sum(ends > 1.5 * runs[0][0])
-        print(
-            f"rate {rate:4}, stash {stashing!s:5}: loss {runs[0][0]:.1f} at first, at the end",
-            end="",
-        )
-        print(*(f" {end:6.1f}" for end in ends), sep="")
+        curves = np.fmin(runs, 1000)
+        diverged[rate, stashing] = sum(curves[:, -8:].mean(axis=1) > 1.5 * runs[0][0])
+        print(f"rate {rate:4}, stash {stashing!s:5}: {diverged[rate, stashing]} of 6 diverge")
+        if rate == RATE:
+            axes.plot(curves.T, style, color="#4477AA" if stashing else "#EE6677")
+axes.set_yscale("log")
+axes.set_xlabel("mini-batch")
+axes.set_title(f"loss at rate {RATE}: with the stash, and dashed without", fontsize=10, loc="left")
+show(figure)
 assert diverged[RATE, False] > diverged[RATE, True] == diverged[0.1, False] == 0
 
 # %% [markdown]

@@ -63,14 +63,14 @@ from minidist.report.version_gantt import version_gantt
 # 2BW; under the rows is how many versions each rank keeps:
 
 # %%
-p, m, batches = 4, 4, 3
+p, m, batches = 3, 3, 4
 pipedream = get_schedule("pipedream").plan(p, m * batches)
 plan = get_schedule("pipedream-2bw").plan(p, m, batches=batches)
 show(
     version_gantt(
         [time_plan(pipedream, spans=True), time_plan(plan, spans=True)],
         command="part 3 of lesson 17c",
-        titles=["PipeDream: an update after every backward", "2BW: an update after four"],
+        titles=["PipeDream: an update after every backward", "2BW: an update after three"],
     )
 )
 
@@ -118,7 +118,7 @@ for stage, rows in enumerate(SimWorld(2).run(two_stages, orders, 2)):
 # %% [markdown]
 # ## 5 Check
 #
-# The library's pipeline, on three batches of four micro-batches:
+# The library's pipeline, on four batches of three micro-batches:
 
 # %%
 WIDTH, ROWS = 32, 16
@@ -143,13 +143,13 @@ def train(comm, plan):
 
 
 # %% [markdown]
-# Which version micro-batch 9 used on each stage, and how many versions each stage kept. It belongs to batch 2, so it is
-# 1 everywhere:
+# Which version micro-batch 9 used on each stage, and how many versions each stage kept. It belongs to batch 3, so it is
+# 2 everywhere:
 
 # %%
 ranks = SimWorld(p).run(train, plan)
 print("micro-batch 9 used versions", [ranks[s].used["F", s, 9] for s in range(p)])
-print("versions kept on 4 stages:", [ranks[s].own[s].most for s in range(p)])
+print("versions kept on 3 stages:", [ranks[s].own[s].most for s in range(p)])
 
 # %% [markdown]
 # And the case: 16 stages, and versions of 4 GB each. On two stages 2BW keeps one version
@@ -237,7 +237,7 @@ for stage, rows in enumerate(SimWorld(2).run(two_stages, orders, 2)):
 # On stage 0 the two micro-batches of the second batch use versions 0 and 1; and the first of them uses
 # version 0 there and version 1 on stage 1. Their sum is the gradient of no weights that ever existed.
 # Every shape fits, and no error says so. Train the pipeline of part 5 in this way. `updates="stash"` is PipeDream's
-# rule for versions, and the plan is the same otherwise. For each stage, the versions of the second batch's four
+# rule for versions, and the plan is the same otherwise. For each stage, the versions of the second batch's three
 # micro-batches, and how far the final weights are from those of 2BW, over the distance that 2BW moved:
 
 # %%

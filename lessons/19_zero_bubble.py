@@ -28,10 +28,9 @@
 # %% [markdown]
 # ## 2 Predict
 #
-# In 1F1B stage 0 waits twice. After four forwards it waits for the first gradient: three other stages run
-# F and B for it, 9, in which stage 0 runs three forwards, so it waits 6. And at the end it waits 1 before
-# each of its last three backwards, because stages that still run F and B for a micro-batch need 3 and it
-# needs 2. What is left of 6 and 3 if the others put off W? And if stage 0 may run three more forwards?
+# In 1F1B stage 0 waits 6 for its first gradient, for which three other stages run F and B, and at the end 1
+# before each of its last three backwards, 3 in all. How much of 6 and of 3 is left if the others put off W? And if
+# stage 0 may run three more forwards?
 
 # %%
 from minidist.course.lesson import check, predict, reveal, solution
@@ -49,7 +48,7 @@ from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show
-from minidist.report.gantt import gantt
+from minidist.report.gantt import as_traces, gantt
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -58,7 +57,7 @@ from minidist.report.gantt import gantt
 # that live until W.
 #
 # The same work three times: F, I and W take 1 each (B is both, 2). Look at the grey between a rank's own
-# actions, which the percentages count, and at the strips below, which show what it costs in activations, from
+# actions, which the titles count, and at the strips below, which show what it costs in activations, from
 # F to W. (W needs only the inputs of its products and the gradients; the rest can go after I.) ZB-H1 pays
 # nothing on its fullest rank. ZB-H2 pays, and ends this *one* step no earlier:
 
@@ -95,6 +94,12 @@ def twice(plan):
 two_steps = [twice(timing.plan) for timing in timings[1:]]
 titles = [f"{t.plan.name.upper()}: two steps take {t.makespan:.0f}" for t in two_steps]
 show(gantt(two_steps, command="part 3 of lesson 19", titles=titles))
+
+# %% [markdown]
+# The two steps of ZB-H2 as a page to step through, one time after the other. W fills what was idle.
+
+# %%
+show(as_traces(two_steps[-1]), "ZB-H2: what each rank computes in two steps.")
 
 # %% [markdown]
 # ## 4 The code
@@ -242,9 +247,9 @@ for put_off in (0, 2, 4, 8):
     print(f"{put_off} put off: ranks wait {waits} s, micro-batches alive {time_plan(plan).peak}")
     assert max(waits) == 2 * idle["zb-h1"]
     if put_off == 4:
-        alike = time_plan(plan, spans=True)
+        same_loop = time_plan(plan, spans=True)
 titles = ["each W 4 micro-batches after its I, on every stage", "ZB-H1"]
-show(gantt([alike, timings[1]], command="part 6 of lesson 19", titles=titles))
+show(gantt([same_loop, timings[1]], command="part 6 of lesson 19", titles=titles))
 
 # %% [markdown]
 # More and more activations are alive, up to all eight micro-batches, and the ranks wait as long as before.
@@ -258,8 +263,8 @@ show(gantt([alike, timings[1]], command="part 6 of lesson 19", titles=titles))
 # As in lessons 16 and 17: for each of p stages the list of its actions on m micro-batches, now of F, I
 # and W, which take 1 each.
 #
-# Judged: no rank waits for ever, the whole takes no longer than ZB-H1, and on no stage more
-# micro-batches are alive (from F to W) than on 1F1B's fullest, min(m, p).
+# The lists for p = 4 and m = 8 are in part 3. Judged: no rank waits for ever, the whole takes no longer than ZB-H1,
+# and on no stage more micro-batches are alive (from F to W) than on 1F1B's fullest, min(m, p).
 
 
 # %%

@@ -275,7 +275,7 @@ check("20.place_ranks", solution("20.place_ranks"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **ranks = pp x dp x tp**: tensor parallelism inside the node, then data and pipeline across.
+# - **ranks = pp x dp x tp**: tensor parallelism inside the node, then data, and pipeline outermost.
 # - Numbers that a rank sends in a step, with b samples of s tokens in a micro-batch, width h and N
 #   parameters on p stages x n replicas x t tensor parts: tensor 8 b s h (t-1)/t per layer and micro-batch;
 #   data 2 (n-1)/n N/(p t) once; pipeline b s h per stage boundary, micro-batch and direction.
@@ -299,7 +299,7 @@ spent("20", schedule="zb-h1", dp=4, zero=2, tp=2, pp=8, sequence_parallel=True)
 # | computing | 13.19 | 12.82 | -0.37 | eight stages are less unequal than 16 |
 # | waiting for other stages | 0.50 | 0.24 | -0.26 | there are fewer of them |
 # | sums in the cut layers | | 0.55 | +0.55 | |
-# | sums of gradients | 0.27 | | -0.26 | ZeRO 1 sums them once per step, not in every micro-batch |
+# | sums of gradients | 0.27 | 0.00 | -0.26 | ZeRO 1 sums them once per step, not in every micro-batch, and inside a node: 4 replicas x 2 parts are its 8 cards |
 # | messages between stages | 0.27 | 0.16 | -0.11 | |
 #
 # ZeRO 1 keeps whole gradients; the last line is how much less a card would hold with ZeRO 2.

@@ -70,7 +70,7 @@ def timed(sizes, costs=COSTS):
 
 # %% [markdown]
 # Above two layers on each stage, below three, one, three and one. In a row of the plan light grey is waiting:
-# below there is less of it. The dark strips count the micro-batches whose activations a rank keeps, four on
+# below there is less of it. The strips in a darker grey count the micro-batches whose activations a rank keeps, four on
 # the first stage and one on the last. They are the same for both cuts, but below, the first stage has three
 # layers: it keeps the activations of 4 x 3 layers, and above those of 4 x 2. A cut by time does not look at
 # memory.

@@ -67,12 +67,9 @@ def all_finite(array: xp.Array) -> bool:
     if array.size == 0:
         return True
     if type(array) is np.ndarray and is_half(array.dtype):
-        return bool((array.view(np.uint16) & 0x7FFF).max() < _infinity(array.dtype))
+        infinity = 0x7C00 if array.dtype == np.float16 else 0x7F80
+        return bool((array.view(np.uint16) & 0x7FFF).max() < infinity)
     return bool(xp.isfinite(array).all())
-
-
-def _infinity(dtype: Any) -> int:
-    return 0x7C00 if dtype == np.float16 else 0x7F80
 
 
 def _to_float32(array: xp.Array) -> xp.Array:

@@ -51,20 +51,23 @@ _chosen: "WeakKeyDictionary[PointToPoint, dict[tuple[str, int], str]]" = (
 
 def choose(comm: Any, operation: str, nbytes: int) -> str:
     """Return the name of the cheapest algorithm of `operation` on an array of `nbytes` in all."""
-    # A choice by measured times is looked up once: a call with 4 KiB takes 5 us, and this is to be a small part of it.
+    # A choice of MPI ranks is looked up once: a call with 4 KiB takes 5 us, and this is to be a small part of it.
     choices = getattr(comm, "choices", None)  # a `Sim` measures nothing
     if choices is not None and (known := choices.get((operation, nbytes))) is not None:
         return known  # type: ignore[no-any-return]
 
-    # For MPI ranks: a table of measured times. The first call measures or reads it, and this involves all ranks.
-    measured = _table(comm, operation)
-    taken = measured.fastest(nbytes) if measured is not None else None
-    if taken is not None:
+    # MPI ranks have a table of measured times. The first call measures or reads it, and this involves all ranks. Sizes
+    # that it leaves out, and groups of some ranks, have the formulas.
+    if isinstance(comm.world, MPIWorld):
+        links, measured = LinkModel(), _table(comm, operation)
+        taken = measured.fastest(nbytes) if measured is not None else None
+        if taken is None:
+            taken = cheapest(operation, nbytes, comm.size, links.alpha, links.beta, links.overhead)
         comm.choices = _chosen.setdefault(comm, {})
         comm.choices[operation, nbytes] = taken
         return taken
 
-    links, members = getattr(comm.world, "links", LinkModel()), tuple(comm.members)
+    links, members = getattr(comm.world, "links", None) or LinkModel(), tuple(comm.members)
     # Formulas hold for uniform links. For too many ranks the formulas of the slowest link are an upper bound.
     uniform, alpha, beta = _slowest(links, members)
     if uniform or comm.size > MAX_TRIED_RANKS:

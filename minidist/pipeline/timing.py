@@ -204,14 +204,11 @@ def _longest_stop(run: Simulation) -> str:
             ended = max(run.ends[action] for action in actions_of(item))
             if show(item).find("RECV") > 0 and ended - clock > longest:
                 longest = ended - clock
-                following = next((show(later) for later in order[place + 1 :] if _computes(later)), "the end")
+                later = (one for one in order[place + 1 :] if actions_of(one)[0].kind in COMPUTE)
+                following = next(map(show, later), "the end")
                 sentence = f"{show(item)} stops rank {rank} for {longest:g} before {following}"
             clock = max(clock, ended)
     return sentence
-
-
-def _computes(item: Item) -> bool:
-    return actions_of(item)[0].kind in COMPUTE
 
 
 def _lower_bound(plan: Plan, flat: Flat, times: Times, busy: Sequence[float]) -> float:

@@ -260,3 +260,6 @@ def test_real_ranks_choose_by_the_clock_and_groups_of_them_by_formula(comm, monk
     part = comm.split(comm.rank // 2)
     assert auto.choose(part, "all_reduce", 8000) == auto.cheapest("all_reduce", 8000, part.size, 1e-6, 1e-10)
     assert auto.choose(comm, "all_reduce", SIZES[2]) == auto.cheapest("all_reduce", SIZES[2], 3, 1e-6, 1e-10)
+    # The next calls look these choices up, too.
+    assert ("all_reduce", 8000) in part.choices
+    assert ("all_reduce", SIZES[2]) in comm.choices

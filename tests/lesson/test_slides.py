@@ -62,7 +62,8 @@ def test_in_a_browser_every_slide_fits(tmp_path):
     page = tmp_path / "deck.html"
     page.write_text(slides.page([*made, slides.Slide("high", f"<pre>{more}</pre>"), slides.Slide("low", "x")]))
     facts, console = look(page, tmp_path, TOO_HIGH, size="1280,720")
-    assert console == []
+    # The browser says that it slows down a page that goes through hundreds of slides at once.
+    assert [line for line in console if "Throttling navigation" not in line] == []
     assert [text.split()[0] for text in facts["extra"]] == ["high"]
 
 

@@ -61,6 +61,14 @@ def test_micro_batches_follow_the_budget_and_the_bytes_the_closed_form(tmp_path,
     assert sent["memory_budget"] == 7 * len(results) * (len(results) - 1) * 24
 
 
+def test_experts_exchange_capacities_with_every_cut_as_the_closed_form_says(tmp_path):
+    """The way to the experts is chosen once, and an uneven cut of 3, 3, 2 rows becomes an even one."""
+    layout = {"dp": 2, "ep": 2, "experts": 4, "micro_batch": None, "accumulation": 3}
+    _, micros, sent, closed = run(tmp_path, layout, {}, steps=3)
+    assert micros == [3, 8, 8]
+    assert sent == closed
+
+
 def test_micro_batches_and_stages_change_in_one_job(tmp_path):
     """What a step adds is measured anew in the new layout, and the bytes are those of each layout with its cuts."""
     layout = {"dp": 2, "pp": 2, "layers": 6, "partition": "5,1", "repartition_every": 3, "evaluate_every": 2}

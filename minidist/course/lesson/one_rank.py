@@ -46,7 +46,8 @@ def one_rank(task: Task, function: Callable[..., Any], data: bytes, comm: Comm) 
     arguments = pickle.loads(data)
     if task.setup is not None:
         arguments = task.setup(comm, *arguments)
-    given = (restricted(comm, task.forbidden), *arguments) if task.communicates else arguments
+    restricted = _Restricted(comm, task.forbidden) if task.forbidden else comm
+    given = (restricted, *arguments) if task.communicates else arguments
     check_arguments(function, given, task.communicates)
     try:
         returned = function(*given)
@@ -74,12 +75,9 @@ def check_arguments(function: Callable[..., Any], given: Sequence[Any], communic
         ) from None
 
 
-def restricted(comm: Comm, forbidden: tuple[str, ...]) -> Any:
-    """Return the communicator without some of its methods."""
-    return _Restricted(comm, forbidden) if forbidden else comm
-
-
 class _Restricted:
+    """A communicator without some of its methods."""
+
     def __init__(self, comm: Comm, forbidden: tuple[str, ...]) -> None:
         self._comm, self._forbidden = comm, forbidden
 

@@ -52,11 +52,6 @@ def checks() -> bool:
     return True
 
 
-def seed_of(rank: int) -> int:
-    """Return the seed of a replica's initial weights; rank 0's values are sent to every rank."""
-    return rank
-
-
 def reduction_of() -> str:
     """Return how the gradients of replicas are reduced: added, since the divisor of each loss counts all ranks."""
     return "sum"
@@ -250,7 +245,8 @@ def replicas(ranks: int = 3, masked: float = 0.0, ragged: bool = True, averaged:
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         reduction = "mean" if averaged else reduction_of()
-        model = DistributedDataParallel(mlp(seed_of(comm.rank)), comm, reduction=reduction)
+        # A seed for each replica: rank 0's values are sent to every rank.
+        model = DistributedDataParallel(mlp(comm.rank), comm, reduction=reduction)
 
         def loss_of(step: int) -> Tensor:
             inputs, labels = points(step, rows)

@@ -290,7 +290,8 @@ class Batches:
 
 def has_ragged_shares(config: TrainConfig, batches: Batches) -> bool:
     """Return whether ranks have, or may get, different numbers of rows in a micro-batch."""
-    return not batches.shares.is_even or measured_every(config.weights) > 0
+    may_change = measured_every(config.weights) > 0 or config.optional("memory_budget_file") is not None
+    return not batches.shares.is_even or may_change
 
 
 def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:

@@ -255,14 +255,7 @@ def _check_equal(rank: int, table: Sequence[Row], tied: Collection[int], names: 
     for holder, stage, word, *digest in table:
         first, found = values.setdefault((None if word in tied else stage, word), ((stage, holder), digest))
         if found != digest:
-            places = _between(first, (stage, holder))
-            copies = f"the copies of {_called(names.get(word))} differ between {places}"
+            name = f"parameter {names[word]!r}" if word in names else "a parameter of other ranks"
+            places = " and ".join(f"stage {at} on rank {of}" for at, of in (first, (stage, holder)))
+            copies = f"the copies of {name} differ between {places}"
             raise MismatchError(f"rank {rank}: {copies}; build every copy from the same seed")
-
-
-def _called(name: str | None) -> str:
-    return "a parameter of other ranks" if name is None else f"parameter {name!r}"
-
-
-def _between(*places: Place) -> str:
-    return " and ".join(f"stage {stage} on rank {rank}" for stage, rank in places)

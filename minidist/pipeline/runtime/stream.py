@@ -125,7 +125,10 @@ class Stream:
                 f"rank {self.comm.rank}: the stream has made all its {self.count} micro-batches; begin another one"
             )
         first, last = self.done, self.done + self.size - 1
-        self._run_through(first // self.size)
+        end = self._end_of(first // self.size)
+        while self.following is not None and self.following[0] < end:
+            self.pipe.execute([self.following[1]])
+            self.following = next(self.items, None)
         losses = self._send_losses(first, last)
 
         # The updates, and after the last step what is still on its way.
@@ -185,13 +188,6 @@ class Stream:
         per_period = self.period // self.size
         periods = max(0, -(-(step + 1 - len(self.ends)) // per_period))
         return self.ends[step - periods * per_period] + periods * len(self.repeated)
-
-    def _run_through(self, step: int) -> None:
-        """Run the order up to the end of a step."""
-        end = self._end_of(step)
-        while self.following is not None and self.following[0] < end:
-            self.pipe.execute([self.following[1]])
-            self.following = next(self.items, None)
 
     # --- the losses ---------------------------------------------------------------------------------------------------
 

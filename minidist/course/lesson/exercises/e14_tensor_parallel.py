@@ -116,7 +116,9 @@ EXERCISES = [
         least=reduced_to_all(lambda case: 2 * WIDTH * min(ROWS, case.size)),
         par=Case(4, 8),
         unit="column",
-        label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.size} columns of A on each",
+        label=lambda case: (
+            f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.size} column{'s' * (case.size != 1)} of A on each"
+        ),
         limits=("bytes",),
         hints=hints_of(
             globals(),

@@ -151,7 +151,9 @@ EXERCISES = [
         arguments=mlp_arguments,
         expected=mlp_truth,
         par=Case(4, 8),
-        label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.size} columns of A on each",
+        label=lambda case: (
+            f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.size} column{'s' * (case.size != 1)} of A on each"
+        ),
         limits=("bytes",),
         hints=hints_of(globals(), "14b.split_mlp"),
     ),

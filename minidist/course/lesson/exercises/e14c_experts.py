@@ -177,7 +177,8 @@ EXERCISES = [
         least=lambda case: Least(2 * (case.ranks - 1), 8 * 2 * (case.ranks - 1) * WIDTH * prod(shapes(case))),
         par=Case(4, 5),
         label=lambda case: (
-            f"{case.ranks} rank{'s' * (case.ranks != 1)}, {shapes(case)[0]} experts, {shapes(case)[1]} slots each"
+            f"{case.ranks} rank{'s' * (case.ranks != 1)}, {shapes(case)[0]} expert{'s' * (shapes(case)[0] != 1)},"
+            f" {shapes(case)[1]} slot{'s' * (shapes(case)[1] != 1)} each"
         ),
         limits=("bytes",),
         hints=hints_of(
