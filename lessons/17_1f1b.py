@@ -271,7 +271,8 @@ slow = type(eager)(
 )
 validate(slow)
 times = [time_plan(plan, spans=True) for plan in (eager, slow)]
-show(gantt(times, command="part 6 of lesson 17"))
+titles = [f"{t.plan.name}: a rank is idle for {t.bubble_of_total:.0%} of the time" for t in times]
+show(gantt(times, command="part 6 of lesson 17", titles=titles))
 print(
     f"{times[1].makespan / times[0].makespan:.2f} times as long; alive {times[1].peak} instead "
     f"of {times[0].peak}; max |g_parallel - g_single| = {off_by(slow):.1e}"

@@ -100,13 +100,15 @@ rows = of_microbatch(timed("v-half", p, 24), 12)
 first = rows[0][0][2]
 figure, axes = new_panel(8, 2)
 for rank, passes in enumerate(rows):
-    axes.plot([passes[0][2] - first, passes[-1][3] - first], [rank, rank], color="#BBBBBB")
+    axes.plot(
+        [passes[0][2] - first, passes[-1][3] - first], [rank, rank], color="#BBBBBB", zorder=0
+    )
     for stage, kind, start, _ in passes:
         alpha = 1.0 if stage < p else 0.5
         axes.barh(rank, 1, left=start - first, align="center", color="white")
         axes.barh(rank, 1, left=start - first, color=COLOURS[kind], alpha=alpha)
         name = kind + "12"[stage >= p]
-        axes.text(start - first + 0.5, rank, name, ha="center", va="center", fontsize=6)
+        axes.text(start - first + 0.5, rank, name, ha="center", va="center", fontsize=8)
 axes.set_yticks(range(p), [f"rank {rank}" for rank in range(p)])
 axes.invert_yaxis()
 axes.set_xlabel("unit")

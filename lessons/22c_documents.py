@@ -20,9 +20,9 @@
 #     4 2 0 | 7 7 1 0 | 3 0 | 5 6 0 | 8 8 8 8
 #
 # The text is cut over four ranks, as in lesson 22. Which keys a rank's queries see depends now on where the
-# documents end, and a ring would carry many blocks to ranks that see nothing of them. Llama 3 gathers the keys and
-# values of all ranks, and lets a mask decide. All ranks keep them until backward, so that only their gradients travel
-# then, summed by a reduce-scatter.
+# documents end, and a ring would carry many blocks to ranks that see nothing of them (the library's ring refuses
+# documents). Llama 3 gathers the keys and values of all ranks, and lets a mask decide. All ranks keep them until
+# backward, so that only their gradients travel then, summed by a reduce-scatter.
 #
 # How many times as many bytes as a ring does an all-gather send, both ways together? And how many GB of keys and
 # values do the 32 layers of Llama 3.1 8B keep until backward? Each has 8 heads of them, with 128 numbers of 2 B.
@@ -31,7 +31,8 @@
 # ## 2 Predict
 #
 # Count blocks on P = 4 ranks: keys, values, or the gradients of either. In lesson 22 a ring sent 2 (P-1) of them forward
-# and, with their gradients and the last hop, 2 (2P-1) backward. For the second number, a layer has keys and values, of 32,768 tokens. (The library's ring refuses documents.)
+# and, with their gradients and the last hop, 2 (2P-1) backward. For the second number, a layer has keys and values,
+# of 32,768 tokens.
 
 # %%
 from minidist.course.lesson import check, predict, reveal, small_job, solution
@@ -103,16 +104,21 @@ show(figure)
 
 # %% [markdown]
 # With documents zig-zag balances the work no longer. Ten texts of 512 tokens on four ranks, in which a separator ends a
-# document after 40 tokens on average; the number of keys that each query sees is the work:
+# document after 40 tokens on average; the number of keys that each query sees is the work. The remedy is a cut where
+# a quarter of the work ends, for each text another one:
 
 # %%
-idle = {"contiguous": [], "zigzag": []}
+idle = {"contiguous": [], "zigzag": [], "by work": []}
 for seed in range(10):
     ends = np.random.default_rng(seed).random(512) < 1 / 40
     begins = np.maximum.accumulate(np.where(np.r_[True, ends[:-1]], np.arange(512), 0))
     keys_seen = np.arange(512) - begins + 1
     for order, shares in idle.items():
-        pairs = [keys_seen[sequence_positions(512, rank, 4, order)].sum() for rank in range(4)]
+        if order == "by work":  # contiguous, cut at the quarters of all pairs
+            rank_of = (np.cumsum(keys_seen) - 1) * 4 // keys_seen.sum()
+            pairs = np.bincount(rank_of, keys_seen)
+        else:
+            pairs = [keys_seen[sequence_positions(512, r, 4, order)].sum() for r in range(4)]
         shares.append(1 - np.mean(pairs) / max(pairs))
 for order, shares in idle.items():
     print(

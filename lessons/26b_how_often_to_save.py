@@ -62,7 +62,7 @@ def costs(interval):
 # does not matter much whether one saves a little too often or too seldom.
 
 # %%
-intervals = np.geomspace(0.2, 20, 25)
+intervals = np.geomspace(0.2, 20, 200)
 saves, failures = costs(intervals)
 least = np.argmin(saves + failures)
 axes = (figure := new_figure(8, 3.2)).add_subplot()
@@ -70,8 +70,8 @@ axes.plot(intervals, saves, color="#AA3377", label="saves, C/T")
 axes.plot(intervals, failures, color="#EE6677", label="failures, T/2M")
 axes.plot(intervals, saves + failures, color="#4477AA", label="both")
 axes.plot(intervals[least], (saves + failures)[least], "o", color="#4477AA")
-for hours in (0.2, 10.0):  # those of the case
-    axes.plot(hours, sum(costs(hours)), "s", color="#222222", markersize=5)
+case = np.array([0.2, 10.0])
+axes.plot(case, sum(costs(case)), "s", color="#222222", markersize=5, label="the case's two")
 axes.legend(fontsize=8)
 axes.set_title("hours lost per hour of work", fontsize=10, loc="left")
 axes.set_xscale("log")

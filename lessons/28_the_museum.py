@@ -174,11 +174,11 @@ for number in ROUND:
     if number in LONGER:
         exhibit = replace(exhibit, job=train_job(**{**SMALL, **LONGER[number]}))
     runs.append(run_exhibit(exhibit, tests=False))
-print(f"{'exhibit':58} loss: first  last  with the bug")
+print(f"{'exhibit':54} loss: first    last  last with the bug")
 for each in runs:
     first, last, with_it = each.right.losses[0], each.right.losses[-1], each.wrong.losses[-1]
     print(
-        f"{each.exhibit.number:4}{each.exhibit.title:54} {first:11.2f} {last:5.2f} {with_it:13.2f}"
+        f"{each.exhibit.number:4}{each.exhibit.title:54} {first:7.4f} {last:7.4f} {with_it:18.4f}"
     )
 
 # %% [markdown]
