@@ -158,7 +158,7 @@ for rank in (0, 5):
 #
 # Let n be a power of two. Recursive doubling takes log2 n (alpha + beta S). Rabenseifner's algorithm takes
 # 2 log2 n alpha + 2 (n-1)/n beta S, because a half, a quarter and so on down to an n-th of the array are
-# together (n-1)/n of it. Both times are equal at the size `equal`, the dotted line in the picture. (One number cannot be cut, so for 8 B each round in
+# together (n-1)/n of it. Both times are equal at the size `equal`. (One number cannot be cut, so for 8 B each round in
 # which a rank sends anything sends all of it.) `virtual_seconds` measures the time of an
 # all-reduce on the virtual clock:
 
@@ -171,8 +171,6 @@ def measured(algorithm, nbytes, ranks=RANKS):
 rounds = np.log2(RANKS)
 equal = ALPHA / BETA * rounds / (rounds - 2 * (RANKS - 1) / RANKS)
 print(f"the formulas are equal at {equal:,.0f} B")
-figure.axes[0].axvline(equal, color="black", linestyle=":")
-show(figure)
 faster = []  # the sizes at which Rabenseifner's algorithm is faster
 for nbytes in (8, 18_816, 18_832, 16_000_000):
     doubling, rabenseifner, ring = (measured(algorithm, nbytes) for algorithm in ALGORITHMS)
