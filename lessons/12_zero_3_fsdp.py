@@ -337,7 +337,7 @@ check("12.prefetch", solution("12.prefetch"))
 # its own master copy: 4 + 4 + 8 B per parameter, divided by n.
 #
 # Of the two rows 12 the first has 7 billion parameters, which need no ZeRO 3: on 8 cards it costs 1.5 s more than
-# row 11 and frees 35 GB that nobody needs. On 64 cards ZeRO 1 waits 0.01 s of 1.55 s for messages, so no other layout
+# row 11 and frees 35 GB that are not needed. On 64 cards ZeRO 1 waits 0.01 s of 1.55 s for messages, so no other layout
 # can gain 1 % by waiting less.
 #
 # From the second row 12 on the model has 65 billion parameters. On 64 cards they do not fit with ZeRO 2, and with

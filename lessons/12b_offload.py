@@ -78,7 +78,7 @@ links = LinkModel(flops=5e10, memory_bandwidth=2e11)
 
 # %%
 def train(comm, bandwidth=None, steps=2, offloaded=OffloadedOptimizer):
-    """Returns weights, the host's pool and the loss. Without a bandwidth there is no offloading."""
+    """Returns weights, the host's pool and the loss. Without a bandwidth nothing is offloaded."""
     model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float32)
     flat, pool = FlatParameters(model.parameters()), None
     if bandwidth is not None:

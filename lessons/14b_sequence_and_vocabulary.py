@@ -296,7 +296,7 @@ for name, during in (("summed once", nullcontext()), ("summed twice", twice)):
 # ranks have the same wrong gradient. Only one device shows it.
 #
 # A bug of the loss: every rank subtracts the largest of its own logits, which saves the message for m. The
-# exponentials of the ranks then do not have the same factor, and their sum is no softmax's:
+# exponentials of the ranks then do not have the same factor, and their quotients are not a softmax:
 
 # %%
 wrong = SimWorld(4).run(

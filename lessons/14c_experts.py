@@ -199,7 +199,7 @@ bytes_guess.judge(sent[2.0] / sent[1.0])
 #
 # Does training drop fewer? The router sends every token to the expert that is best so far, so that one learns most. An
 # *auxiliary loss* is least when all experts are used equally, and is added to the loss with a weight. A small GPT, whose
-# texts are words of which some are frequent and most are rare; the share of dropped tokens in 100 steps, 20 at a time:
+# texts have a few frequent words and many rare ones. The share of dropped tokens in 100 steps, 20 at a time:
 
 # %%
 words = 1 / np.arange(1, 33)  # how frequent each of 32 words is, before the next line

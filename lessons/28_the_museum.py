@@ -25,8 +25,8 @@
 # %% [markdown]
 # ## 2 Predict
 #
-# In the right gradient every row has the same weight. Which weight has a row of the third rank in the mean
-# of its own rank, and which weight has this mean in the average? The second number is a guess.
+# In the right gradient every row has the same weight. What is the weight of a row of the third rank in its
+# rank's mean, and what is the weight of this mean in the average? The second number is a guess.
 
 # %%
 from minidist.course.lesson import check, predict, reveal, solution

@@ -136,7 +136,7 @@ for number in ("103", "108"):
     assert "MismatchError" in run.said
 
 # %% [markdown]
-# The bytes of the check, for few samples and for many, of which each rank has read every eighth:
+# The bytes of the check, for few samples and for many. Each rank has read every eighth of them:
 
 
 # %%

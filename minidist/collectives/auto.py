@@ -44,9 +44,8 @@ MAX_TRIED_RANKS = 64  # with links that differ, algorithms are run on at most th
 OVERHEAD_SHARE = 0.25  # of a measured latency; lesson 05 measures it on your machine
 
 _tables: "WeakKeyDictionary[Comm, dict[str, MeasuredTimes | None]]" = WeakKeyDictionary()  # see `choose`
-_chosen: "WeakKeyDictionary[PointToPoint, dict[tuple[str, int], str]]" = (
-    WeakKeyDictionary()
-)  # see `CheckedMessages.choices`
+# Of a communicator what `CheckedMessages.choices` has.
+_chosen: "WeakKeyDictionary[PointToPoint, dict[tuple[str, int], str]]" = WeakKeyDictionary()
 
 
 def choose(comm: Any, operation: str, nbytes: int) -> str:

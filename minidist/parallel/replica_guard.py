@@ -59,8 +59,7 @@ class ReplicaGuard:
         covers(module, parameters)                       these parameters are taken care of; others are not
         forward_begins(module)                           a pass through it begins; None: through what is covered
         backward_begins(pass, again)                     its gradients will be reduced, again: with earlier ones
-        backward_ended()                                 the gradients of a pass are reduced
-        recover(state)                                   an error has ended the pass of a sharded model
+        backward_ended(), forget()                       the gradients of a pass are reduced; an error has ended it
         frozen, unused(rank, parameter, ...)             it has no bucket and got a gradient, or the other way round
 
     Texts that every rank must have equal: of_bucket(bucket), of_weights(flat), and, of a unit or a shard that the guard
@@ -150,15 +149,8 @@ class ReplicaGuard:
         if self.statistics is not None and self.statistics.layers:
             self.statistics.combine()
 
-    def recover(self, state: Any) -> None:
-        """Clean up: nothing stays in flight, and nothing stays whole. state: of the outermost module."""
+    def forget(self) -> None:
         self.means = ""
-        if state.reducing is not None:
-            state.reducing[1].wait()
-        state.running = state.reducing = None
-        for inner in (vars(module).get("fsdp_state") for module in state.module.modules()):
-            for unit in inner.units if inner else ():
-                unit.forget()
 
     def frozen(self, rank: int, parameter: Parameter) -> None:
         from minidist.parallel.unreduced import was_frozen

@@ -86,9 +86,8 @@ def check_plan(module: Module, plan: Mapping[str, Any]) -> None:
 
 def _check_style(style: Any, module: Any, name: str) -> None:
     # A class of another layer is a subclass of one of these; most styles that are objects refuse by themselves.
-    known = (
-        {style} if isinstance(style, FunctionType) else set((style if isinstance(style, type) else type(style)).__mro__)
-    )
+    kind = style if isinstance(style, type) else type(style)
+    known = {style} if isinstance(style, FunctionType) else set(kind.__mro__)
     for base, kinds in KINDS.items():
         if base in known:
             if not isinstance(module, kinds):

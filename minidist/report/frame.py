@@ -129,7 +129,7 @@ def line(colour: str, label: str, **style: Any) -> Any:
 def visible(handles: Mapping[str, Any], drawn: Mapping[str, float], width: float) -> list[Any]:
     """Return the legend entries of what can be seen: bars that are together at least a thousandth of the picture wide.
 
-    drawn: what the bars of a kind add up to, in the unit of `width`; an entry that is not in it is no bar, and stays.
+    drawn: the sum of the widths of the bars of each kind, in the unit of `width`. Entries without bars are kept.
     """
     return [handle for kind, handle in handles.items() if drawn.get(kind, width) >= width / 1000]
 

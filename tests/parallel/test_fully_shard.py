@@ -18,7 +18,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.comm import LinkModel, init_device_mesh
 from minidist.core.nn import Linear, Module, Sequential
 from minidist.core.optim import AdamW
-from minidist.core.parallel.fsdp import FSDPState, FSDPUnit, fully_shard, sharded_parameters, shards_of
+from minidist.core.parallel.fsdp import FSDPState, FSDPUnit, fully_shard, sharded_parameters, shards_of, units_of
 from minidist.nn import checkpoint
 from minidist.optim import SGD
 from minidist.parallel import CPUOffloadPolicy, HostPool, gather_tensors
@@ -515,6 +515,47 @@ def test_the_pass_after_an_unused_parameter_error_begins_anew(apart):
     expected = SimWorld(2).run(program, False)
     for mine, theirs in zip(SimWorld(2).run(program, True), expected, strict=True):
         assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
+
+
+class StopsOnce(Module):
+    """Its first backward raises an error, if it `fails`."""
+
+    def __init__(self, fails):
+        self.fails = fails
+
+    def forward(self, x):
+        return backward_hook(x, self.stop)
+
+    def stop(self, running):
+        if self.fails:
+            self.fails = False
+            raise ValueError("stopped")
+
+
+def test_the_pass_after_an_error_in_the_middle_of_a_backward_begins_anew():
+    """When it happens, the last unit is reduced and a part of the first one has its gradients."""
+
+    def program(comm, fails):
+        first, second, last = (Linear(16, 16) for _ in range(3))
+        unit = fully_shard(Sequential(first, StopsOnce(fails), second), mesh=comm)
+        model = fully_shard(Sequential(unit, fully_shard(last, mesh=comm), Linear(16, 1)), mesh=comm)
+        x = Tensor(np.random.default_rng(comm.rank).standard_normal((4, 16)).astype(np.float32))
+        if fails:
+            with pytest.raises(ValueError, match="stopped"):
+                model(x).sum().backward()
+            model.zero_grad()
+        # What is whole after the error must not be what the next pass computes with.
+        for parameter in sharded_parameters(model):
+            parameter.data[...] *= 0.5
+        model(x).sum().backward()
+        whole = [not unit.flat.released for unit in units_of(model)]
+        return [parameter.grad for parameter in sharded_parameters(model)], whole
+
+    expected = SimWorld(2).run(program, False)
+    for (mine, whole), (theirs, _) in zip(SimWorld(2).run(program, True), expected, strict=True):
+        assert all(map(np.array_equal, mine, theirs))
+        assert all(gradient.any() for gradient in theirs if gradient.size)
+        assert not any(whole)
 
 
 def test_an_unknown_option_is_named_with_the_nearest_one():

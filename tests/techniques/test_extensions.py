@@ -341,9 +341,10 @@ def test_no_sentence_names_a_flag_of_a_folder_that_is_deleted(tmp_path):
 
 
 def test_a_technique_runs_without_the_folders_of_others(tmp_path):
-    package_without(tmp_path, "compression", "adaptive_batch", "muon")
+    package_without(tmp_path, "compression", "adaptive_batch", "muon", "lr_schedule")
     (tmp_path / "budget").write_text("1e9")
-    for flags in (["--strategy", "ps"], ["--memory-budget-file", "budget"]):
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "Lion"}}')
+    for flags in (["--strategy", "ps"], ["--memory-budget-file", "budget"], ["--deepspeed", "ds.json"]):
         done = ended(tmp_path, "--dp", "2", *flags)
         assert done.returncode == 0, done.stderr
     refused = ended(tmp_path, "--optimizer", "muon").stderr

@@ -314,7 +314,7 @@ class FSDPState(BackwardObserver):
         """[1] Gather this module, start to gather the next ones, and mark the inputs for backward."""
         root = self.root
         if root.running is not None and root.running.over:
-            root.guard.recover(root)  # an error has ended the pass before
+            root._forget_pass()
         self._advance_clock()
 
         # The order of forwards predicts the next pass. A forward that backward replays (recomputation) does not count.
@@ -407,6 +407,15 @@ class FSDPState(BackwardObserver):
         self.finish_reduction()
         for unit in units:
             unit.settle()
+
+    def _forget_pass(self) -> None:
+        """Clean up after a backward pass that an error ended: nothing stays in flight, and nothing stays whole."""
+        self.guard.forget()
+        if self.reducing is not None:
+            self.reducing[1].wait()
+        self.running = self.reducing = None
+        for unit in units_of(self.module):
+            unit.forget()
 
     def finish_reduction(self) -> None:
         """Wait for the reduction in flight, if there is one."""

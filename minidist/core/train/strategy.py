@@ -1,5 +1,9 @@
 """A strategy: this rank's part of the training, as one method for each phase of a step.
 
+    zero_grad()               clear the gradients of the previous step
+    forward_backward(step)    this rank's micro-batches; gradients are summed over all ranks when it returns
+    update(step)              let the optimizers step
+
 Without a pipeline each data-parallel rank runs its own micro-batches through the model. Gradients are added on this
 rank until the last one, in which buckets are reduced over the data axis; ZeRO 2 and 3 reduce in each.
 

@@ -75,7 +75,7 @@ def run_under_mpi(
         by_rank = unpack(packed)
         by_case = [[by_rank[rank][index] for rank in range(RANKS)] for index in range(len(cases))]
     except (BadPickleError, TypeError, LookupError) as error:
-        return f"what the ranks wrote are no answers: {reason(error)}", ""
+        return f"the ranks did not write one answer for each case: {reason(error)}", ""
     for case, answers in zip(cases, by_case, strict=True):
         problem = exercise.problem(case, answers, [])
         if problem:

@@ -86,7 +86,7 @@ def tanh(x: Tensor) -> Tensor:
 
 def relu(x: Tensor) -> Tensor:
     """max(x, 0); the gradient at 0 is 0, as in PyTorch."""
-    operand(x)  # refuses what is no tensor
+    operand(x)  # raises for anything but a Tensor
     data = xp.maximum(x.data, 0)
     return record("relu", data, ((x, lambda g: g * (data > 0)),))
 

@@ -42,9 +42,9 @@ def refuse_words(rank: int, indices: xp.Array, words: int) -> None:
 
 
 def check_split_targets(name: str, rank: int, logits: Any, targets: xp.Array, ignore_index: int, words: int) -> None:
-    """Raise what `cross_entropy` raises for these logits, and UsageError for a target that is no word.
+    """Raise what `cross_entropy` raises for these logits, and UsageError for a target outside the vocabulary.
 
-    words: of a vocabulary that ranks have split. A target of ignore_index does not count.
+    words: the size of the vocabulary, which ranks have split. A target of ignore_index does not count.
     """
     if not isinstance(logits, Tensor):
         refuse_logits(logits)
