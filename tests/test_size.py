@@ -30,7 +30,7 @@ LINES = {
     "parallel": 5_091,
     "pipeline": 4_751,
     "planning": 5_752,
-    "report": 6_721,
+    "report": 6_728,
     "techniques": 11_682,
 }
 FOLDERS = 16
