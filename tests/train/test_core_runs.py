@@ -49,9 +49,10 @@ OVERRIDES = {
 }
 # What a job has in place of a method that the core leaves open: its batches, and its part of a step.
 OF_JOBS = ("divisor", "first_row", "is_language_model", "lr_factor", "micro_batch", "microbatches", "scale", "scaled")
+OF_RUNS = ("after_forward_backward", "after_step", "before_step", "is_updated")
 HOOKS = {
     *(f"job/train/job.py Job.{name}" for name in OF_JOBS),
-    *(f"job/train/run.py Run.{name}" for name in ("after_forward_backward", "after_step", "before_step", "is_updated")),
+    *(f"job/train/trainer.py Run.{name}" for name in OF_RUNS),
 }
 # Files that watch messages and modules, record them, and refuse; `SimWorld` is the core's world with all of these.
 CHECKS = {
@@ -67,8 +68,16 @@ CHECKS = {
     "parallel/replica_guard.py",
     "pipeline/runtime/refusals.py",
 }
-# The counter of operations, and dropout: its probability is 0 here, so it returns what it gets.
-STEPPED_THROUGH = {"base/coordinates.py", "base/flop_counter.py", "nn/dropout.py"}
+# The counter of operations, dropout, whose probability is 0 here, so it returns what it gets, the parts of an output
+# that is no tensor, and in a pipeline the dtype of a message by its name and the moment when its array is freed.
+STEPPED_THROUGH = {
+    "base/arrays.py",
+    "base/coordinates.py",
+    "base/flop_counter.py",
+    "nn/dropout.py",
+    "nn/ops/objects.py",
+    "pipeline/runtime/early_release.py",
+}
 # What is called once in a process, and then known: the package's additions to the core are found by name.
 ONCE = {"additions.py", "comm/header.py"}
 
