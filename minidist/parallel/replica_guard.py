@@ -235,7 +235,7 @@ def next_model(comm: Comm) -> int:
     return number
 
 
-def check_axes(wrapper: str, module: Any, parameters: Iterable[Parameter], *comms: Comm | None) -> None:
+def check_axes(wrapper: str, module: Any, parameters: Iterable[Parameter], *comms: Comm) -> None:
     """Raise UsageError when summing the gradients of `parameters` over `comms` cannot be right. Sends nothing.
 
     A model may be split over one axis of a mesh before a wrapper sums its gradients over another. Two mistakes in this
@@ -248,10 +248,9 @@ def check_axes(wrapper: str, module: Any, parameters: Iterable[Parameter], *comm
     wrapper: its name, for the message. module: what the parameters belong to, if it is known. comms: the communicators
     along which the wrapper sums; hybrid sharding has two.
     """
-    over = [comm for comm in comms if comm is not None]
-    for comm in over:
+    for comm in comms:
         check_communicator(comm, wrapper)
-    mine, members = over[0], {rank for comm in over for rank in comm.members}
+    mine, members = comms[0], {rank for comm in comms for rank in comm.members}
 
     # Shards of one tensor have nothing in common, so there is nothing to sum. Most parameters are cut the same way.
     seen = set()
