@@ -46,6 +46,8 @@ OVERRIDES = {
     "job/train/strategies/pipeline.py PipelineParallel.forward_backward",
     "job/train/strategies/mesh.py MeshStrategy.step",
     "job/train/strategies/mesh.py MeshStrategy.update",
+    *(f"pipeline/runtime/pipeline.py Pipeline.{name}" for name in ("begin", "compute", "execute", "forward", "know")),
+    *(f"pipeline/runtime/pipeline.py Pipeline.{name}" for name in ("outputs_of", "sum_gradients")),
 }
 # What a job has in place of a method that the core leaves open: its batches, and its part of a step.
 OF_JOBS = ("divisor", "first_row", "is_language_model", "lr_factor", "micro_batch", "microbatches", "scale", "scaled")
@@ -68,8 +70,8 @@ CHECKS = {
     "parallel/replica_guard.py",
     "pipeline/runtime/refusals.py",
 }
-# The counter of operations, dropout, whose probability is 0 here, so it returns what it gets, the parts of an output
-# that is no tensor, and in a pipeline the dtype of a message by its name and the moment when its array is freed.
+# The counter of operations, dropout, whose probability is 0 here, what says when a message has arrived and the dtype of
+# one by its name, and the parts of an output that is no tensor.
 STEPPED_THROUGH = {
     "base/arrays.py",
     "base/coordinates.py",
@@ -77,6 +79,7 @@ STEPPED_THROUGH = {
     "nn/dropout.py",
     "nn/ops/objects.py",
     "pipeline/runtime/early_release.py",
+    "pipeline/runtime/pipeline.py",
 }
 # What is called once in a process, and then known: the package's additions to the core are found by name.
 ONCE = {"additions.py", "comm/header.py"}
