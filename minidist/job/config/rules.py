@@ -415,17 +415,10 @@ PERIODS |= {name: after for kind in installed() for name, after in kind.periods.
 
 def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()) -> list[str]:
     """Return the lines that name the settings without effect on one rank, or in a short job. without: not these."""
-    job, words, lines = ResolvedJob(config, batches), [], []
+    job, lines = ResolvedJob(config, batches), []
 
-    # One line for all settings that need data-parallel ranks to share the work, and find one.
-    for name, effective in ONE_RANK if job.data_ranks == 1 else ():
-        # A server refuses all but the weights.
-        if name in without or not job.is_changed(name) or effective(job) or (name != "weights" and job.server):
-            continue
-        # A technique may give it an effect that needs no other rank.
-        matters = [matters for kind in touched(config) for key, matters in kind.matters_alone if key == name]
-        if not any(condition(job) for condition in matters):
-            words.append(_flag_and_value(job, name))
+    # One line for all settings that have nothing to share.
+    words = [_flag_and_value(job, name) for name in _unshared(job) if name not in without]
     if words:
         listed = " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
         ranks = "on one rank" if batches.dims.ranks == 1 else "with one data-parallel rank"
@@ -433,10 +426,21 @@ def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()
     for extension in of_job(config):
         lines += extension.notices(job)
 
-    for name, after in PERIODS.items():
-        if (getattr(job, name) or -after) + after > job.steps:
-            lines.append(f"{_flag_and_value(job, name)} has no effect, because the job ends after --steps {job.steps}")
-    return lines
+    return lines + [
+        f"{_flag_and_value(job, name)} has no effect, because the job ends after --steps {job.steps}"
+        for name, after in PERIODS.items()
+        if (getattr(job, name) or -after) + after > job.steps
+    ]
+
+
+def _unshared(job: ResolvedJob) -> list[str]:
+    """Return the settings that need data-parallel ranks to share the work, in a job that has one such rank."""
+    if job.data_ranks > 1:
+        return []
+    # A technique may give one of them an effect that needs no other rank; all but the weights a server refuses.
+    kept = [name for kind in touched(job.config) for name, matters in kind.matters_alone if matters(job)]
+    names = [name for name, effective in ONE_RANK if job.is_changed(name) and not effective(job)]
+    return [name for name in names if name not in kept and (name == "weights" or not job.server)]
 
 
 def _flag_and_value(job: ResolvedJob, name: str) -> str:

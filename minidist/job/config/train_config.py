@@ -311,15 +311,9 @@ def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
 def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
     """Return the complete batch triple and the shares; UsageError when three given numbers contradict each other."""
     dims = resolve_dims(config, ranks)
-    if config.microbatches is not None and config.accumulation not in (None, config.microbatches):
-        raise UsageError(
-            f"--microbatches {config.microbatches} and --accumulation {config.accumulation} are the same number; give"
-            " one of them"
-        )
-    if config.micro_batch == "auto":
-        raise UsageError("--micro-batch auto is chosen by minidist train and minidist compare; give a number here")
-    total, micro, given = config.global_batch, config.micro_batch, config.accumulation or config.microbatches
-    dp, accumulation = dims.dp, given
+    dp = dims.dp
+    total, micro, given = _given_batches(config)
+    accumulation = given
     if accumulation is None and config.pp > 1 and (total is None or micro is None):
         accumulation = _pipeline_microbatches(config)
 
@@ -340,6 +334,18 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
         _check_product(total, micro, accumulation, dp, all_given)
     largest = cut_batch(total, dp, accumulation, weights).largest
     return Batches(dims=dims, global_batch=total, micro_batch=largest, accumulation=accumulation, weights=weights)
+
+
+def _given_batches(config: TrainConfig) -> tuple[int | None, int | None, int | None]:
+    """Return the global batch, the micro batch and the accumulation that the configuration gives."""
+    if config.microbatches is not None and config.accumulation not in (None, config.microbatches):
+        raise UsageError(
+            f"--microbatches {config.microbatches} and --accumulation {config.accumulation} are the same number; give"
+            " one of them"
+        )
+    if config.micro_batch == "auto":
+        raise UsageError("--micro-batch auto is chosen by minidist train and minidist compare; give a number here")
+    return config.global_batch, config.micro_batch, config.accumulation or config.microbatches
 
 
 def _pipeline_microbatches(config: TrainConfig) -> int:
