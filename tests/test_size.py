@@ -21,7 +21,7 @@ LINES = {
     "comm": 6_620,
     "commands": 5_476,
     "course": 13_605,
-    "core": 9_221,
+    "core": 9_220,
     "data": 1_627,
     "debug": 9_624,
     "job": 8_448,
