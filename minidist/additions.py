@@ -24,6 +24,7 @@ MODULES = {
     "one_event": "minidist.collectives.one_event",
     "optimizer_checks": "minidist.optim.checks",
     "pipeline_refusals": "minidist.pipeline.runtime.refusals",
+    "plan_methods": "minidist.pipeline.plan_methods",
     "precision": "minidist.nn.ops.precision",
     "refusals": "minidist.nn.refusals",
     "tensor_methods": "minidist.nn.ops.tensor_methods",
