@@ -15,6 +15,7 @@ from minidist.core.base import hooks
 
 # Hooks that return a module, and the module.
 MODULES = {
+    "added_methods": "minidist.nn.ops.added_methods",
     "comm_checks": "minidist.comm.communicator",
     "fibers": "minidist.base.promise_fibers",
     "half": "minidist.base.half",

@@ -17,7 +17,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -105,7 +104,7 @@ class Node:
 
 
 _method = cast("Callable[..., Tensor]", None)  # the type of an operator or a method
-_added: "Callable[[str], Callable[..., Tensor]]" = partial(hooks.added, "tensor_methods")
+_not_here = cast("Callable[..., Tensor]", hooks.not_in_the_core)
 
 
 class Tensor:
@@ -189,27 +188,12 @@ class Tensor:
         sum = mean = reshape = _method
         backward: ClassVar[Callable[..., Any]]
 
-    # No model of the core uses these: a library adds them.
-    __neg__ = _added("neg")
-    __sub__ = _added("sub")
-    __rsub__ = _added("rsub")
-    __rtruediv__ = _added("rtruediv")
-    __pow__ = _added("pow")
-    __bool__ = _added("bool")
-    __iter__ = _added("iter")
-    __array__ = _added("array")
-    __array_function__ = _added("array_function")
-    exp = _added("exp")
-    log = _added("log")
-    max = _added("max")
-    relu = _added("relu")
-    sqrt = _added("sqrt")
-    tanh = _added("tanh")
-    transpose = _added("transpose")
-    detach = _added("detach")
-    astype = _added("astype")
+    # No model of the core uses these: a library adds them (minidist/nn/ops/added_methods.py).
+    __neg__ = __sub__ = __rsub__ = __rtruediv__ = __pow__ = __bool__ = __iter__ = _not_here
+    __array__ = __array_function__ = _not_here
     __reduce_ex__ = hooks.added("tensor_methods", "reduce_ex")
-    T = property(transpose, doc="The dims reversed.")
+    exp = log = max = relu = sqrt = tanh = transpose = detach = astype = _not_here
+    T = property(lambda x: x.transpose(), doc="The dims reversed.")
 
 
 class SavedTensor:
