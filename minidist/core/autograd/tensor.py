@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import AutogradError, VersionError
+from minidist.core.base.errors import AutogradError
 from minidist.core.base.trace import watchers
 
 # --- a rank's state: whether operations are recorded, and who receives weight gradients ---
@@ -161,11 +161,11 @@ class Tensor:
         return self.data.item()
 
     def saved(self) -> Any:
-        """What a node keeps to read `.data` in backward: the tensor itself, of a Parameter or input a checked use."""
+        """What a node keeps to read `.data` in backward: the tensor itself, or what a library checks its use with."""
         node = self.node
         if (node is not None and node.name != "leaf") or self.data.ndim == 0 or not grad_enabled.get():
             return self if saved_tensors.get() is None else kept(self.data, self)
-        return (hooks.saved_tensor or SavedTensor)(self, 0, self.data)
+        return hooks.saved_tensor(self, 0, self.data) or self
 
     def save(self, array: xp.Array) -> Any:
         """An array of an operation on this tensor, to read `.data` of in backward."""
@@ -194,30 +194,6 @@ class Tensor:
     __reduce_ex__ = hooks.added("tensor_methods", "reduce_ex")
     exp = log = max = relu = sqrt = tanh = transpose = detach = astype = _not_here
     T = property(lambda x: x.transpose(), doc="The dims reversed.")
-
-
-class SavedTensor:
-    """One use of a parameter or an input by a node: reads the array bound at the time of the backward, if it fits.
-
-    A subclass outside the core also notices writes into the array itself. array: what forward read, None if released.
-    """
-
-    __slots__ = ("tensor", "version")
-
-    def __init__(self, tensor: Any, version: int, array: xp.Array | None) -> None:
-        self.tensor, self.version = tensor, version
-
-    @property
-    def data(self) -> xp.Array:
-        """The array; VersionError when it has another version than forward saw."""
-        tensor = self.tensor
-        if tensor.version != self.version:
-            raise VersionError(
-                f"parameter {tensor.name!r} was changed between forward and backward: it has version {tensor.version},"
-                f" and forward used version {self.version}; call backward before optimizer.step() and before any other"
-                " change of its values"
-            )
-        return tensor.data
 
 
 def kept(array: xp.Array, tensor: Tensor | None = None) -> Any:
