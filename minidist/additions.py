@@ -15,11 +15,9 @@ from minidist.core.base import hooks
 
 # Hooks that return a module, and the module.
 MODULES = {
-    "added_methods": "minidist.nn.ops.added_methods",
     "comm_checks": "minidist.comm.communicator",
     "fibers": "minidist.base.promise_fibers",
     "half": "minidist.base.half",
-    "module_methods": "minidist.nn.state",
     "operation_checks": "minidist.nn.ops.refusals",
     "wrong_arguments": "minidist.nn.wrong_arguments",
     "one_event": "minidist.collectives.one_event",
@@ -31,6 +29,8 @@ MODULES = {
 }
 # Hooks that are a function or a class, and the module that has one of this name, or of the name that follows.
 FUNCTIONS = {
+    "add_module_methods": "minidist.nn.added_methods",
+    "add_tensor_methods": "minidist.nn.added_methods",
     "attention_dropout": "minidist.nn.dropout:AttentionDropout",
     "batch_coordinates": "minidist.base.coordinates",
     "check_call": "minidist.collectives.call_checks",

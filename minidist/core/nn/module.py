@@ -20,6 +20,7 @@ from minidist.core.base import hooks
 from minidist.core.base.random import initial_weight
 
 Hook = Callable[..., Any]
+_not_here: Callable[..., Any] = hooks.not_in_the_core
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # attributes of a module that hold no part of the model
 _SETTINGS = frozenset({bool, int, float, str, type(None)})  # classes of attributes that hold none either
@@ -40,9 +41,8 @@ class Module:
     _forward_pre_hooks: Mapping["HookHandle", tuple[Hook, bool]] = {}
     _forward_hooks: Mapping["HookHandle", tuple[Hook, bool]] = {}
 
-    train, eval, to, state_dict, load_state_dict = (
-        hooks.added("module_methods", name) for name in ("train", "eval", "to", "state_dict", "load_state_dict")
-    )
+    # A library adds these (minidist/nn/added_methods.py).
+    train = eval = to = state_dict = load_state_dict = _not_here
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
@@ -172,6 +172,9 @@ class Module:
 
     def __repr__(self) -> str:
         return hooks.describe(self)
+
+
+hooks.add_module_methods(Module)
 
 
 def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:

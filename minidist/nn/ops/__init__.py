@@ -7,7 +7,6 @@ pooling.py         maximum pooling over images
 grouped_attention.py     attention of separate heads, and of heads that share keys and values
 rotary.py          rotary position embedding
 swiglu.py          the gate of a SwiGLU layer
-added_methods.py   which methods of a tensor are in tensor_methods.py
 tensor_methods.py  methods of a tensor that the core does not have
 function.py        operations that a user defines
 functions.py       functions of each element, and maxima
