@@ -6,7 +6,7 @@ Proved by: tests/base/test_hooks.py
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -29,8 +29,6 @@ MODULES = {
 }
 # Hooks that are a function or a class, and the module that has one of this name, or of the name that follows.
 FUNCTIONS = {
-    "add_module_methods": "minidist.nn.added_methods",
-    "add_tensor_methods": "minidist.nn.added_methods",
     "attention_dropout": "minidist.nn.dropout:AttentionDropout",
     "batch_coordinates": "minidist.base.coordinates",
     "check_call": "minidist.collectives.call_checks",
@@ -222,11 +220,57 @@ def _attention(name: str, comm: Any, length: int, inner: Any, neighbours: int) -
     return getattr(import_module(f"minidist.parallel.context.{file}"), kind)(comm, length, *more)
 
 
+def _later(module: str, name: str) -> Callable[..., Any]:
+    """Return the function `name` of a module, which is imported when the function is called."""
+
+    def method(*arguments: Any, **keywords: Any) -> Any:
+        return getattr(import_module(module), name)(*arguments, **keywords)
+
+    method.__name__, method.__doc__ = name, f"`{name}` of {module}."
+    return method
+
+
+def _add_tensor_methods(tensor: Any) -> None:
+    """Add methods that no model of the core uses to the class `Tensor`, which names them for type checkers."""
+    method = partial(_later, "minidist.nn.ops.tensor_methods")
+    tensor.__neg__ = method("neg")
+    tensor.__sub__ = method("sub")
+    tensor.__rsub__ = method("rsub")
+    tensor.__rtruediv__ = method("rtruediv")
+    tensor.__pow__ = method("pow")
+    tensor.__bool__ = method("bool")
+    tensor.__iter__ = method("iter")
+    tensor.__array__ = method("array")
+    tensor.__array_function__ = method("array_function")
+    tensor.exp = method("exp")
+    tensor.log = method("log")
+    tensor.max = method("max")
+    tensor.relu = method("relu")
+    tensor.sqrt = method("sqrt")
+    tensor.tanh = method("tanh")
+    tensor.transpose = method("transpose")
+    tensor.detach = method("detach")
+    tensor.astype = method("astype")
+    tensor.__reduce_ex__ = method("reduce_ex")
+
+
+def _add_module_methods(module: Any) -> None:
+    """Add methods that no program of the core uses to the class `Module`, which names them for type checkers."""
+    method = partial(_later, "minidist.nn.state")
+    module.train = method("train")
+    module.eval = method("eval")
+    module.to = method("to")
+    module.state_dict = method("state_dict")
+    module.load_state_dict = method("load_state_dict")
+
+
 for _name, _path in MODULES.items():
     setattr(hooks, _name, _module(_name, _path))
 for _name, _path in FUNCTIONS.items():
     _file, _, _other = _path.partition(":")
     setattr(hooks, _name, _function(_name, _file, _other or _name))
+hooks.add_tensor_methods = _add_tensor_methods
+hooks.add_module_methods = _add_module_methods
 hooks.choosers["auto"] = _choose
 hooks.read_by_others = 64 * 1024
 hooks.quoted = quoted

@@ -1,7 +1,6 @@
 """Layers, models and operations: those of PyTorch's `torch.nn` that the core has, more of them, and recomputation.
 
 ops/                operations that the core does without
-added_methods.py    methods of tensors and modules that the core does without
 containers.py       lists and dicts of modules
 buffers.py          arrays that are state and not trained
 dropout.py          dropout whose masks do not depend on the layout

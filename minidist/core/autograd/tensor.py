@@ -188,7 +188,7 @@ class Tensor:
         sum = mean = reshape = _method
         backward: ClassVar[Callable[..., Any]]
 
-    # No model of the core uses these: a library adds them (minidist/nn/added_methods.py).
+    # No model of the core uses these: a library adds them (minidist/additions.py).
     __neg__ = __sub__ = __rsub__ = __rtruediv__ = __pow__ = __bool__ = __iter__ = _not_here
     __array__ = __array_function__ = _not_here
     __reduce_ex__: Any = _not_here

@@ -20,7 +20,6 @@ from minidist.core.base import hooks
 from minidist.core.base.random import initial_weight
 
 Hook = Callable[..., Any]
-_not_here: Callable[..., Any] = hooks.not_in_the_core
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # attributes of a module that hold no part of the model
 _SETTINGS = frozenset({bool, int, float, str, type(None)})  # classes of attributes that hold none either
@@ -41,8 +40,8 @@ class Module:
     _forward_pre_hooks: Mapping["HookHandle", tuple[Hook, bool]] = {}
     _forward_hooks: Mapping["HookHandle", tuple[Hook, bool]] = {}
 
-    # A library adds these (minidist/nn/added_methods.py).
-    train = eval = to = state_dict = load_state_dict = _not_here
+    # A library adds these (minidist/additions.py).
+    train = eval = to = state_dict = load_state_dict = hooks.not_in_the_core
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
