@@ -62,18 +62,6 @@ FUNCTIONS = {
     "warn_of_no_rows": "minidist.base.warn",
     "warn_without_gradient": "minidist.base.warn",
 }
-# Functions that are called in every step, most of them for every operation or message.
-OFTEN = {
-    "batch_coordinates",
-    "check_call",
-    "check_number",
-    "check_whole",
-    "describe_step",
-    "dropout",
-    "saved_tensor",
-    "special_sum",
-    "trace",
-}
 # Files of minidist/collectives that register no algorithm.
 _NO_ALGORITHMS = (
     "algorithms",
@@ -105,12 +93,11 @@ def _module(hook: str, path: str) -> Callable[[], Any]:
 
 
 def _function(hook: str, path: str, name: str) -> Callable[..., Any]:
-    """Return what imports a function and calls it, and is replaced by the function where that is called often."""
+    """Return what imports a function and calls it, and is replaced by the function."""
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         function = getattr(import_module(path), name)
-        if hook in OFTEN:
-            setattr(hooks, hook, function)
+        setattr(hooks, hook, function)
         return function(*arguments, **keywords)
 
     return call

@@ -52,7 +52,7 @@ def operand(x: Tensor) -> Tensor:
     """x as an operation sees it that computes in float32: x itself, or a `HalfOperand` when it is half precision."""
     if not isinstance(x, Tensor):
         hooks.wrong_arguments().refuse_operand(x)
-    dtype = x.data.dtype
+    dtype = x.dtype
     return hooks.precision().HalfOperand(x) if dtype.itemsize == 2 and xp.is_half(dtype) else x
 
 
