@@ -18,11 +18,13 @@ MODULES = {
     "comm_checks": "minidist.comm.communicator",
     "fibers": "minidist.base.promise_fibers",
     "half": "minidist.base.half",
+    "module_methods": "minidist.nn.state",
     "operation_checks": "minidist.nn.ops.refusals",
     "wrong_arguments": "minidist.nn.wrong_arguments",
     "one_event": "minidist.collectives.one_event",
     "optimizer_checks": "minidist.optim.checks",
     "pipeline_refusals": "minidist.pipeline.runtime.refusals",
+    "plan_methods": "minidist.pipeline.plan_methods",
     "precision": "minidist.nn.ops.precision",
     "refusals": "minidist.nn.refusals",
     "tensor_methods": "minidist.nn.ops.tensor_methods",
@@ -207,19 +209,9 @@ def _attention(name: str, comm: Any, length: int, inner: Any, neighbours: int) -
     return getattr(import_module(f"minidist.parallel.context.{file}"), kind)(comm, length, *more)
 
 
-def _later(module: str, name: str) -> Callable[..., Any]:
-    """Return the function `name` of a module, which is imported when the function is called."""
-
-    def method(*arguments: Any, **keywords: Any) -> Any:
-        return getattr(import_module(module), name)(*arguments, **keywords)
-
-    method.__name__, method.__doc__ = name, f"`{name}` of {module}."
-    return method
-
-
 def _add_tensor_methods(tensor: Any) -> None:
     """Add methods that no model of the core uses to the class `Tensor`, which names them for type checkers."""
-    method = partial(_later, "minidist.nn.ops.tensor_methods")
+    method = partial(hooks.added, "tensor_methods")
     tensor.__neg__ = method("neg")
     tensor.__sub__ = method("sub")
     tensor.__rsub__ = method("rsub")
@@ -241,23 +233,12 @@ def _add_tensor_methods(tensor: Any) -> None:
     tensor.__reduce_ex__ = method("reduce_ex")
 
 
-def _add_module_methods(module: Any) -> None:
-    """Add methods that no program of the core uses to the class `Module`, which names them for type checkers."""
-    method = partial(_later, "minidist.nn.state")
-    module.train = method("train")
-    module.eval = method("eval")
-    module.to = method("to")
-    module.state_dict = method("state_dict")
-    module.load_state_dict = method("load_state_dict")
-
-
 for _name, _path in MODULES.items():
     setattr(hooks, _name, _module(_name, _path))
 for _name, _path in FUNCTIONS.items():
     _file, _, _other = _path.partition(":")
     setattr(hooks, _name, _function(_name, _file, _other or _name))
 hooks.add_tensor_methods = _add_tensor_methods
-hooks.add_module_methods = _add_module_methods
 hooks.choosers["auto"] = _choose
 hooks.read_by_others = 64 * 1024
 hooks.quoted = quoted

@@ -67,8 +67,18 @@ def not_in_the_core(*_: Any, **__: Any) -> Any:
     )
 
 
+def added(library: str, name: str) -> Callable[..., Any]:
+    """Return the function `name` of the module that the hook `library` gives, which is imported when it is called."""
+
+    def method(*arguments: Any, **keywords: Any) -> Any:
+        return getattr(globals()[library](), name)(*arguments, **keywords)
+
+    method.__name__, method.__doc__ = name, f"`{name}` of the module that minidist/additions.py names for {library}."
+    return method
+
+
 # Modules, functions and classes without which the core refuses what needs them.
-fibers = half = precision = one_event = tensor_methods = not_in_the_core
+fibers = half = precision = module_methods = one_event = plan_methods = tensor_methods = not_in_the_core
 dropped_weights = cut_run = shard_with_options = replica_reducers = not_in_the_core
 
 # Names that stand for a choice among algorithms: (comm, operation, bytes of the whole array) -> the algorithm's name.

@@ -40,8 +40,9 @@ class Module:
     _forward_pre_hooks: Mapping["HookHandle", tuple[Hook, bool]] = {}
     _forward_hooks: Mapping["HookHandle", tuple[Hook, bool]] = {}
 
-    # A library adds these (minidist/additions.py).
-    train = eval = to = state_dict = load_state_dict = hooks.not_in_the_core
+    train, eval, to, state_dict, load_state_dict = (
+        hooks.added("module_methods", name) for name in ("train", "eval", "to", "state_dict", "load_state_dict")
+    )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
@@ -171,9 +172,6 @@ class Module:
 
     def __repr__(self) -> str:
         return hooks.describe(self)
-
-
-hooks.add_module_methods(Module)
 
 
 def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
