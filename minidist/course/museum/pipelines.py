@@ -14,10 +14,11 @@ from minidist.core.base.errors import MinidistError
 from minidist.core.comm import Comm
 from minidist.core.nn import GPT, GPTConfig
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime import Pipeline, messages, reduction, split_model
+from minidist.core.pipeline.runtime import messages, reduction, split_model
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.optim import SGD
+from minidist.pipeline.runtime.pipeline import Pipeline
 from minidist.pipeline.runtime.post_validation import PostValidation
 from minidist.pipeline.schedules import from_text, get_schedule
 from minidist.pipeline.validate import validate
@@ -75,7 +76,7 @@ def overflow_seen_by_one_stage(right: Any, self: Any, squares: float) -> Any:
 
 def plan_text() -> str:
     """Return the plan of two ranks that `validated` passes to the validator."""
-    return get_schedule("1f1b").plan(2, 3).to_text()
+    return str(get_schedule("1f1b").plan(2, 3).to_text())
 
 
 def crossed_sends(patch: Patch) -> None:
