@@ -6,7 +6,7 @@ Proved by: tests/base/test_hooks.py
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -208,11 +208,36 @@ def _attention(name: str, comm: Any, length: int, inner: Any, neighbours: int) -
     return getattr(import_module(f"minidist.parallel.context.{file}"), kind)(comm, length, *more)
 
 
+def _add_tensor_methods(tensor: Any) -> None:
+    """Add methods that no model of the core uses to the class `Tensor`, which names them for type checkers."""
+    method = partial(hooks.added, "tensor_methods")
+    tensor.__neg__ = method("neg")
+    tensor.__sub__ = method("sub")
+    tensor.__rsub__ = method("rsub")
+    tensor.__rtruediv__ = method("rtruediv")
+    tensor.__pow__ = method("pow")
+    tensor.__bool__ = method("bool")
+    tensor.__iter__ = method("iter")
+    tensor.__array__ = method("array")
+    tensor.__array_function__ = method("array_function")
+    tensor.exp = method("exp")
+    tensor.log = method("log")
+    tensor.max = method("max")
+    tensor.relu = method("relu")
+    tensor.sqrt = method("sqrt")
+    tensor.tanh = method("tanh")
+    tensor.transpose = method("transpose")
+    tensor.detach = method("detach")
+    tensor.astype = method("astype")
+    tensor.__reduce_ex__ = method("reduce_ex")
+
+
 for _name, _path in MODULES.items():
     setattr(hooks, _name, _module(_name, _path))
 for _name, _path in FUNCTIONS.items():
     _file, _, _other = _path.partition(":")
     setattr(hooks, _name, _function(_name, _file, _other or _name))
+hooks.add_tensor_methods = _add_tensor_methods
 hooks.choosers["auto"] = _choose
 hooks.read_by_others = 64 * 1024
 hooks.quoted = quoted
