@@ -43,7 +43,6 @@ FUNCTIONS = {
     "check_weights": "minidist.parallel.weights_check",
     "check_whole": "minidist.base.limits",
     "checked_setting": "minidist.optim.checks",
-    "combine_statistics": "minidist.parallel.running_statistics",
     "cut_run": "minidist.optim.runs",
     "describe": "minidist.nn.describe",
     "describe_step": "minidist.optim.checks:StepDescription",
