@@ -36,7 +36,7 @@ from minidist.comm.message_checks import CheckedCall, CheckedMessages
 from minidist.core.base.trace import purpose
 from minidist.core.comm.communicator import Comm, PointToPoint
 from minidist.core.comm.mesh import Mesh
-from minidist.core.comm.sim.matching import LinkModel
+from minidist.core.comm.sim.matching import AlphaBeta
 
 Part = TypeVar("Part", bound=PointToPoint)
 
@@ -258,15 +258,10 @@ def _made(claim: Claim) -> str:
 # --- what the core asks ---
 
 
-def check_links(links: LinkModel) -> None:
-    """Raise UsageError for a cost below 0, an overhead above the latency, and a rate that is none."""
-    for name in ("alpha", "beta", "overhead"):
+def check_links(links: AlphaBeta) -> None:
+    """Raise UsageError for a cost below 0, and a rate that is none."""
+    for name in ("alpha", "beta"):
         check_size(getattr(links, name), f"link model: {name}")
-    if links.link is None and links.overhead > links.alpha:
-        raise UsageError(
-            f"link model: overhead is {links.overhead}; it is a part of the latency alpha, so it must be from 0 to "
-            f"{links.alpha}"
-        )
     for name in ("flops", "memory_bandwidth"):
         rate = getattr(links, name)
         if rate == 0 or not (rate == inf or is_size(rate)):

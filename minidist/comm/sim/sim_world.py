@@ -28,12 +28,13 @@ from minidist.comm.header import check_watching
 from minidist.comm.message_checks import CheckedCall
 from minidist.comm.sim.checks import KEPT_CALLS, BufferWatch, CallWatch, Lines, Recorder, Totals
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
+from minidist.comm.sim.links import LinkModel
 from minidist.comm.sim.process_state import ProcessState
 from minidist.comm.sim.watched import AnySource, Chooser, RunState, Watched, earliest
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.fibers import FiberExit
 from minidist.core.comm.communicator import Comm, PointToPoint, Request, Work
-from minidist.core.comm.sim.matching import LinkModel, Stream
+from minidist.core.comm.sim.matching import Stream
 from minidist.core.comm.sim.world import Sim
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class SimWorld(FindsLines, Sim):
     """
 
     kind = "simulated"
+    links: LinkModel
     comm_class, state_class = CheckedComm, RunState
     kept_calls = KEPT_CALLS
     uneven: Collection[str] = ()  # see `FoldedWorld`
@@ -78,7 +80,7 @@ class SimWorld(FindsLines, Sim):
         on_failure: str = "end",
     ) -> None:
         check_watching(record, checks)
-        super().__init__(check_whole("SimWorld: ranks", ranks, 1), links=links)
+        super().__init__(check_whole("SimWorld: ranks", ranks, 1), links=links or LinkModel())
         self.eager_bytes, self.chooser = check_whole("SimWorld: eager_bytes", eager_bytes), chooser
         if on_failure not in ("end", "isolate"):
             raise UsageError(f'on_failure={quoted(on_failure)}; it must be "end" or "isolate"')

@@ -25,7 +25,7 @@ from minidist.core.base import hooks
 from minidist.core.base.errors import CommunicationError, DeadlockError, UsageError
 from minidist.core.base.fibers import DIRECT, FiberExit, current, spawn, throw
 from minidist.core.comm.communicator import Comm, PointToPoint, Request, Work
-from minidist.core.comm.sim.matching import LinkModel, Matching, SimState, Stream
+from minidist.core.comm.sim.matching import AlphaBeta, Matching, SimState, Stream
 
 
 class Sim:
@@ -40,10 +40,10 @@ class Sim:
     post: Callable[..., Request]  # the messages of a run go straight to its `Matching`
     wait: Callable[[Any], None]
 
-    def __init__(self, ranks: int, *, links: LinkModel | None = None) -> None:
+    def __init__(self, ranks: int, *, links: AlphaBeta | None = None) -> None:
         if ranks < 1:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
-        self.size, self.links = ranks, links or LinkModel()
+        self.size, self.links = ranks, links or AlphaBeta()
         self.running_ranks: Sequence[int] = range(ranks)  # all of them; a subclass may let some stand for others
 
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
@@ -201,9 +201,7 @@ class Sim:
         # The roofline of each operation, or the seconds given; nothing runs meanwhile on this stream.
         stream = self.state.running
         start = stream.time
-        spent = seconds + (self.links.seconds(list(operations)) if operations else 0.0)
-        if self.links.slowdown is not None:
-            spent *= self.links.slowdown(stream.rank)
+        spent = self.links.seconds_on(stream.rank, list(operations), seconds)
         end = start + spent
         if not start <= end < math.inf:
             raise UsageError(
