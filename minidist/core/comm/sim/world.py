@@ -144,9 +144,9 @@ class Sim:
         # The next stream that is ready runs at once, if it has begun. The hub begins all others, because the stack of a
         # fiber that this one began would lie on top of this one's.
         ready = state.ready
-        if ready and self.direct and ready[self.next].waiting is not None:
-            state.running = stream = ready.pop() if self.next else ready.popleft()
-            stream.waiting = None
+        if ready and self.direct and (stream := ready[self.next]).waiting is not None:
+            del ready[self.next]
+            state.running, stream.waiting = stream, None
             stream.fiber.switch()  # type: ignore[union-attr]
         else:
             self.hub.switch()
