@@ -54,7 +54,8 @@ _MODULES = {
     "minidist.core.parallel.tensor_parallel": (
         *("RowParallelLinear", "copy_to_tensor_parallel_region", "vocab_parallel_cross_entropy", "vocab_range"),
     ),
-    "minidist.core.pipeline.runtime": ("Pipeline", "PipelineStage", "Reduction", "split_model"),
+    "minidist.core.pipeline.runtime": ("PipelineStage", "Reduction", "split_model"),
+    "minidist.pipeline.runtime.pipeline": ("Pipeline",),
     "minidist.pipeline.errors": ("PlanError",),
     "minidist.core.train.parallelize": ("Loop", "parallelize"),
     "minidist.core.train.task": ("ParallelLayout", "Task", "global_loss"),

@@ -30,7 +30,6 @@ MODULES = {
 }
 # Hooks that are a function or a class, and the module that has one of this name, or of the name that follows.
 FUNCTIONS = {
-    "arrived_messages": "minidist.pipeline.runtime.early_release",
     "attention_dropout": "minidist.nn.dropout:AttentionDropout",
     "batch_coordinates": "minidist.base.coordinates",
     "check_call": "minidist.collectives.call_checks",
@@ -53,6 +52,7 @@ FUNCTIONS = {
     "map_object": "minidist.nn.ops.objects",
     "named_dtype": "minidist.base.arrays",
     "numbers_of": "minidist.base.arrays",
+    "pipeline": "minidist.pipeline.runtime.pipeline:Pipeline",
     "prevent_deadlocks": "minidist.pipeline.deadlocks",
     "replica_reducers": "minidist.pipeline.runtime.replica_reducers",
     "saved_tensor": "minidist.nn.ops.in_place:SampledTensor",

@@ -8,7 +8,7 @@ import pytest
 from minidist.core.base import arrays as xp
 from minidist.core.nn import GPTConfig
 from minidist.report.bench import products as module
-from minidist.report.bench.products import Layout, lines, measure_alone, measure_products, recording, ways
+from minidist.report.bench.products import Layout, lines, measure_products, recording, ways
 from minidist.report.bench.workloads import StepCase, make_model, own_step
 
 
@@ -42,7 +42,6 @@ def test_all_ways_compute_one_product():
 
 
 def test_a_gpt_step_has_its_products(monkeypatch):
-    monkeypatch.setattr(module, "SECONDS", 1e-5)
     monkeypatch.setattr(module, "ROUNDS", 2)
     case = StepCase("small", 2, 1.0, config=GPTConfig(16, 8, 16, 1, 2), length=8)
     found = measure_products(own_step(case, make_model(case)), step_s=1.0)
@@ -67,10 +66,10 @@ def test_a_gpt_step_has_its_products(monkeypatch):
     assert all(row["floor"] > 0 and row["fastest"] in names for row in found["products"])
 
 
-def test_the_floor_is_the_fastest_way(monkeypatch):
-    monkeypatch.setattr(module, "measure_alone", lambda product: {"as it is": 3.0, "two parts": 2.0, "torch": 1.0})
+def test_the_floor_is_the_fastest_way():
     product = module.Product(*[Layout((4, 4), (16, 4), "<f4")] * 3)
-    row = module._row(product, [1.0, 9.0, 4.0, 4.0, 4.0] * 2)
+    seconds = {"as it is": [1.0, 9.0, 4.0, 4.0, 4.0] * 2, "two parts": [2.0] * 10, "torch": [1.0] * 10}
+    row = module._row(product, seconds, rounds=5)
     assert row == {
         "shapes": "4x4 @ 4x4", "calls": 2.0, "seconds": 8.0, "floor": 4.0, "fastest": "two parts", "torch": 2.0
     }  # fmt: skip
@@ -81,12 +80,23 @@ def test_the_floor_is_the_fastest_way(monkeypatch):
     assert "2 calls  8000.000 ms, 2.00 of the floor 4000.000 ms; PyTorch's 2000.000 ms (two parts)" in second
 
 
-def test_operands_lie_in_memory_as_they_did(monkeypatch):
+def test_every_way_is_measured_within_the_step_and_gives_its_result(monkeypatch):
+    monkeypatch.setattr(module, "ROUNDS", 2)
     seen = []
-    monkeypatch.setattr(module, "ROUNDS", 1)
-    monkeypatch.setattr(module, "SECONDS", 1e-6)
-    monkeypatch.setattr(module, "has_torch", lambda: False)
-    monkeypatch.setattr(module, "ways", lambda *arrays: seen.extend(arrays) or {"as it is": lambda: None})
-    layouts = [Layout((6, 4), (4, 32), "<f4"), Layout((4, 5), (20, 4), "<f4"), Layout((6, 5), (20, 4), "<f4")]
-    measure_alone(module.Product(*layouts))
-    assert [Layout(x.shape, x.strides, x.dtype.str) for x in seen] == layouts
+    monkeypatch.setattr(module, "ways", lambda *arrays: seen.append(arrays) or ways(*arrays))
+    x, w, total = np.arange(24.0).reshape(4, 6).T, np.arange(20.0).reshape(4, 5), np.empty((6, 5))
+
+    def step():
+        total[...] = np.nan
+        xp.matmul(x, w, out=total)
+        assert np.array_equal(total, x @ w)
+        assert np.array_equal(xp.matmul(x, w), x @ w)
+        return 0.0
+
+    (row,) = measure_products(step, step_s=1.0)["products"]
+    assert row["calls"] == 2
+    # The operands are the step's: two rounds of two calls in each way, of which "as it is" needs no other array.
+    ours = [arrays for arrays in seen if arrays[0] is x]
+    assert len(ours) == 2 * 2 * (len(ways(x, w, total)) - 1)
+    assert all(b is w for _, b, _ in ours)
+    assert sum(out is total for _, _, out in ours) == len(ours) / 2

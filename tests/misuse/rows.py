@@ -27,7 +27,7 @@ from minidist.core.optim import AdamW
 from minidist.core.parallel.context_parallel import RingAttention
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.core.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
-from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
+from minidist.core.pipeline.runtime import PipelineStage, Reduction, split_model
 from minidist.nn import BatchNorm, ModuleDict, mse_loss
 from minidist.optim import SGD, DynamicLossScaler, clip_grad_norm_
 from minidist.parallel import HostPool, MixedPrecisionPolicy, gather_tensors, scaled_step
@@ -36,6 +36,7 @@ from minidist.parallel.context.ulysses import UlyssesAttention
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.shards import clip_shards_
 from minidist.parallel.zero import ZeroOptimizer
+from minidist.pipeline.runtime.pipeline import Pipeline
 from minidist.pipeline.schedules import get_schedule
 from minidist.techniques.compression import QSGD, TopK, compress
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager

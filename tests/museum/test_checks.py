@@ -13,11 +13,12 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter, Tensor
 from minidist.core.autograd.backward import WeightGradStore
 from minidist.core.nn import FlatParameters, Linear, Sequential
-from minidist.core.pipeline.runtime import Pipeline, PipelineStage
+from minidist.core.pipeline.runtime import PipelineStage
 from minidist.course.museum import jobs, pipelines, split_jobs
 from minidist.course.museum.memory import saved
 from minidist.job.config.train_config import TrainConfig
 from minidist.nn import Dropout, checkpoint
+from minidist.pipeline.runtime.pipeline import Pipeline
 from tests.jobs import equals_one_device
 from tests.pipeline import test_runtime
 from tests.pipeline.cases import plan_of

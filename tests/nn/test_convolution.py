@@ -9,7 +9,7 @@ from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base.errors import AutogradError, ShapeError
 from minidist.core.nn import Linear, Module
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.pipeline.runtime import Pipeline, PipelineStage
+from minidist.core.pipeline.runtime import PipelineStage
 from minidist.nn import gradcheck
 from minidist.nn.batch_norm import BatchNorm
 from minidist.nn.convolution import Conv2d
@@ -18,6 +18,7 @@ from minidist.nn.ops.convolution import conv2d
 from minidist.nn.ops.pooling import global_avg_pool2d, max_pool2d
 from minidist.optim import SGD
 from minidist.pipeline.passes import additions, recompute
+from minidist.pipeline.runtime.pipeline import Pipeline
 from minidist.pipeline.schedules import get_schedule
 from tests.cases import each
 

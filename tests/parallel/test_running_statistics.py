@@ -13,7 +13,7 @@ from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import Linear, Module, Sequential
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
-from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction
+from minidist.core.pipeline.runtime import PipelineStage, Reduction
 from minidist.nn import BatchNorm
 from minidist.nn.buffers import named_buffers
 from minidist.optim import SGD
@@ -22,6 +22,7 @@ from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.tensor import full_state_dict, load_full_state_dict
 from minidist.parallel.zero import ZeroOptimizer
 from minidist.pipeline.runtime.pipedream import WeightVersions
+from minidist.pipeline.runtime.pipeline import Pipeline
 from minidist.pipeline.runtime.versioned import VersionedPipeline
 from minidist.pipeline.schedules import get_schedule
 from tests.cases import each

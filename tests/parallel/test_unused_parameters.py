@@ -12,7 +12,7 @@ from minidist.core.nn import Linear, Module
 from minidist.core.optim import AdamW
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.core.parallel.model_parallel import parallelize_module
-from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction
+from minidist.core.pipeline.runtime import PipelineStage, Reduction
 from minidist.optim import LAMB, Muon, clip_by_norm_
 from minidist.optim.adam import Adam
 from minidist.parallel import CPUOffloadPolicy, HostPool, LayerSums, WholeMatrices, gather_tensors
@@ -20,6 +20,7 @@ from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.tensor.full_state import local_tensor
 from minidist.parallel.tensor.gathering import ColumnParallelLinear
 from minidist.parallel.zero import ZeroOptimizer
+from minidist.pipeline.runtime.pipeline import Pipeline
 from minidist.pipeline.schedules import load_plan
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
 from tests.cases import each

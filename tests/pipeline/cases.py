@@ -6,10 +6,11 @@ from minidist.base.coordinates import batch_coordinates
 from minidist.core.autograd import Tensor, contribution_recorder, cross_entropy
 from minidist.core.nn import GPT, MLP, GPTConfig
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.pipeline.runtime import Pipeline, split_model
+from minidist.core.pipeline.runtime import split_model
 from minidist.optim import SGD
 from minidist.optim.adam import Adam
 from minidist.pipeline.passes import additions
+from minidist.pipeline.runtime.pipeline import Pipeline
 from minidist.pipeline.schedules import get_schedule
 
 SIZES = {"vocab_size": 11, "n_positions": 6, "n_embd": 8, "n_head": 2}

@@ -11,9 +11,10 @@ from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP, Linear
 from minidist.core.pipeline.plan import Action, actions_of
-from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
+from minidist.core.pipeline.runtime import PipelineStage, Reduction, split_model
 from minidist.core.pipeline.runtime.messages import MESSAGE
 from minidist.pipeline.passes import additions, recompute
+from minidist.pipeline.runtime.pipeline import Pipeline
 from minidist.pipeline.runtime.skips import SkipConnection, SkipPipeline
 from tests.cases import each
 from tests.pipeline.cases import fold, gpt, gpt_batches, gpt_loss, mlp_loss, plan_of
@@ -151,7 +152,7 @@ def test_a_gradients_send_is_waited_for_when_its_receiver_has_said_that_it_arriv
         stages = [PipelineStage(UNet(n, plan.stages), n) for n in plan.stages_of(comm.rank)]
         pipe = SkipPipeline(comm, plan, stages, mlp_loss, skips=unet_skips(plan.stages))
         pipe.step(*batches(plan.microbatches))
-        return pipe.plan, pipe.messages.released
+        return pipe.plan, {at: item.arrived for at, item in enumerate(pipe.items) if item.arrived}
 
     for rank, (plan, released) in enumerate(SimWorld(p).run(main, plan_of(name, p, m))):
         found = {item: {(stage + 1, i) for _, stage, i in messages} for item, messages in released.items()}

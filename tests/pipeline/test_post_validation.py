@@ -14,9 +14,10 @@ from minidist.comm import SimWorld
 from minidist.comm.sim.links import LinkModel
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
-from minidist.core.pipeline.runtime import Pipeline, split_model
+from minidist.core.pipeline.runtime import split_model
 from minidist.optim import DynamicLossScaler
 from minidist.pipeline.runtime.clip import clip_grad_norm_
+from minidist.pipeline.runtime.pipeline import Pipeline
 from minidist.pipeline.runtime.post_validation import PostValidation
 from minidist.pipeline.runtime.skips import SkipPipeline
 from minidist.pipeline.times import GivenTimes, uniform

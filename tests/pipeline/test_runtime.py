@@ -15,14 +15,17 @@ from minidist.base.flop_counter import FlopCounter
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.comm.sim.links import LinkModel
-from minidist.core.autograd import Tensor
+from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.nn import MLP, Linear
+from minidist.core.pipeline import runtime as core
 from minidist.core.pipeline.plan import Plan, actions_of, lower
-from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
+from minidist.core.pipeline.runtime import PipelineStage, Reduction, split_model
 from minidist.optim import clip_grad_norm_
+from minidist.pipeline.passes import recompute
 from minidist.pipeline.runtime.clip import clip_grad_norm_ as clip_pipeline_
-from minidist.pipeline.schedules import from_csv, load_plan
+from minidist.pipeline.runtime.pipeline import Pipeline
+from minidist.pipeline.schedules import from_csv, get_schedule, load_plan
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import PlanError
@@ -389,6 +392,17 @@ def attempt(comm, **changes):
 def test_wrong_input_is_one_sentence_and_never_a_hang(changes, error, sentence):
     with pytest.raises(error, match=sentence):
         SimWorld(2).run(lambda comm: attempt(comm, **changes))
+
+
+def test_the_cores_pipeline_names_an_action_that_only_a_users_pipeline_runs():
+    def main(comm):
+        stages, tied = split_model(MLP([4, 6, 3]), 2, [comm.rank])
+        plan = recompute(get_schedule("gpipe").plan(2, 2))
+        pipe = core.Pipeline(comm, plan, stages, lambda y, t: cross_entropy(y, t, 10.0), tied=tied)
+        pipe.step([np.ones((5, 4), np.float32)] * 2, [np.arange(5) % 3] * 2)
+
+    with pytest.raises(UsageError, match=r"core's Pipeline does not run 0RECOMPUTE\d; take minidist.Pipeline"):
+        SimWorld(2).run(main)
 
 
 def test_ranks_with_different_plans_are_told():

@@ -46,6 +46,8 @@ OVERRIDES = {
     "job/train/strategies/pipeline.py PipelineParallel.forward_backward",
     "job/train/strategies/mesh.py MeshStrategy.step",
     "job/train/strategies/mesh.py MeshStrategy.update",
+    *(f"pipeline/runtime/pipeline.py Pipeline.{name}" for name in ("begin", "compute", "execute", "forward", "know")),
+    *(f"pipeline/runtime/pipeline.py Pipeline.{name}" for name in ("outputs_of", "sum_gradients")),
 }
 # What a job has in place of a method that the core leaves open: its batches, and its part of a step.
 OF_JOBS = ("divisor", "first_row", "is_language_model", "lr_factor", "micro_batch", "microbatches", "scale", "scaled")
@@ -67,8 +69,14 @@ CHECKS = {
     "parallel/replica_guard.py",
     "pipeline/runtime/refusals.py",
 }
-# The counter of operations, and dropout: its probability is 0 here, so it returns what it gets.
-STEPPED_THROUGH = {"base/coordinates.py", "base/flop_counter.py", "nn/dropout.py"}
+# The counter of operations, what says when a message has arrived, and dropout: its probability is 0 here.
+STEPPED_THROUGH = {
+    "base/coordinates.py",
+    "base/flop_counter.py",
+    "nn/dropout.py",
+    "pipeline/runtime/early_release.py",
+    "pipeline/runtime/pipeline.py",
+}
 # What is called once in a process, and then known: the package's additions to the core are found by name.
 ONCE = {"additions.py", "comm/header.py"}
 

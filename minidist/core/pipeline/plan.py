@@ -54,7 +54,7 @@ class Action(int):
     @classmethod
     def of(cls, kind: str, stage: int, microbatch: int = 0) -> "Action":
         """Return the action of that kind, stage and micro-batch."""
-        return cls(number_of(NUMBERS[kind], stage, microbatch))
+        return cls(stage * STAGE + microbatch * STEP + NUMBERS[kind])
 
     @property
     def kind(self) -> str:
@@ -75,11 +75,6 @@ class Action(int):
         return show(self)
 
     __repr__ = __str__
-
-
-def number_of(kind: int, stage: int, microbatch: int = 0) -> int:
-    """Return the number of an action."""
-    return stage * STAGE + microbatch * STEP + kind
 
 
 def F(stage: int, microbatch: int = 0) -> int:

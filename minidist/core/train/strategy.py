@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.nn import Module
 from minidist.core.parallel.dims import Axes
 from minidist.core.pipeline.plan import Plan
@@ -86,7 +87,7 @@ class Strategy:
 class PipelineStrategy(Strategy):
     """This rank's stages in a pipeline of `layout.pp` ranks; other pipelines, with other rows, are on the data axis."""
 
-    runtime: type[Pipeline] = Pipeline
+    runtime: type[Pipeline] | None = None
 
     def __init__(
         self, task: Task, axes: Axes, layout: ParallelLayout, data_axes_of: Callable[..., list[DataAxis]]
@@ -120,7 +121,7 @@ class PipelineStrategy(Strategy):
         reducers = self.reducers if self.axes.data.size > 1 or self.zero else {}
         shards = self.shards if self.zero >= 2 else None
         reduce = Reduction(self.data, reducers=reducers, each=self.zero == 2, shards=shards)
-        run, coordinates = self.runtime, self.coordinates
+        run, coordinates = self.runtime or hooks.pipeline or Pipeline, self.coordinates
         return run(self.axes.pp, plan, self.stages, self._loss, tied=self.tied, reduce=reduce, coordinates=coordinates)
 
     def make_plan(self, task: Task, layout: ParallelLayout) -> Plan:

@@ -14,10 +14,11 @@ from minidist.core.base.errors import MinidistError
 from minidist.core.comm import Comm
 from minidist.core.nn import GPT, GPTConfig
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime import Pipeline, messages, reduction, split_model
+from minidist.core.pipeline.runtime import messages, reduction, split_model
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.optim import SGD
+from minidist.pipeline.runtime.pipeline import Pipeline
 from minidist.pipeline.runtime.post_validation import PostValidation
 from minidist.pipeline.schedules import from_text, get_schedule
 from minidist.pipeline.validate import validate

@@ -14,13 +14,14 @@ from minidist.core.autograd import Tensor, cross_entropy, no_grad
 from minidist.core.comm import Comm
 from minidist.core.nn import GPT, GPTConfig
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.pipeline.runtime import Pipeline, split_model
+from minidist.core.pipeline.runtime import split_model
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.course.museum.pipelines import weights_of
 from minidist.job.train import recipe, run
 from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.optim import SGD, clip_grad_norm_, clip_whole
+from minidist.pipeline.runtime.pipeline import Pipeline
 from minidist.pipeline.schedules import get_schedule
 
 ROUNDS, MICRO_BATCHES = 2, 2  # of the pipeline that accumulates

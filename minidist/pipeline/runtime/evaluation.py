@@ -5,9 +5,10 @@ Proved by: tests/pipeline/test_runtime.py, tests/train/test_pipelines.py
 
 from collections.abc import Sequence
 
-from minidist.core.pipeline.runtime.pipeline import Loss, Pipeline
+from minidist.core.pipeline.runtime.pipeline import Loss
 from minidist.core.pipeline.runtime.reduction import Reduction
 from minidist.pipeline.passes import forwards
+from minidist.pipeline.runtime.pipeline import Pipeline
 
 
 class Evaluation(Pipeline):

@@ -28,9 +28,9 @@ from minidist.core.base.trace import purpose, track
 from minidist.core.comm.communicator import Request
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.pipeline.plan import Action
-from minidist.core.pipeline.runtime.pipeline import Pipeline
 from minidist.optim import add_blocks, check_max_norm, clip_coefficient
 from minidist.pipeline.runtime.clip import block_sums, places
+from minidist.pipeline.runtime.pipeline import Pipeline
 from minidist.pipeline.runtime.skips import SkipPipeline
 
 

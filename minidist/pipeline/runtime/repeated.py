@@ -27,7 +27,7 @@ from minidist.base.watchers import current, watchers
 from minidist.comm.sim.folded import FoldedWorld
 from minidist.core.base import arrays as xp
 from minidist.core.pipeline.plan import Key
-from minidist.core.pipeline.runtime.pipeline import Pipeline
+from minidist.pipeline.runtime.pipeline import Pipeline
 
 Buffers = dict[int, Any]  # of a `MemoryAccount`
 

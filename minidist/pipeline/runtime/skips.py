@@ -22,9 +22,9 @@ from minidist.core.comm import Comm
 from minidist.core.comm.communicator import Request
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime.messages import MESSAGE, PURPOSES, TAGS, pack, signature, unpack
-from minidist.core.pipeline.runtime.pipeline import Pipeline
 from minidist.core.pipeline.runtime.stages import PipelineStage
 from minidist.nn.ops.function import Function
+from minidist.pipeline.runtime.pipeline import Pipeline
 
 Way = tuple[int, int, int]  # from stage, to stage, micro-batch
 

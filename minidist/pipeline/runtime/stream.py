@@ -33,7 +33,8 @@ from minidist.core.base.trace import purpose
 from minidist.core.comm.communicator import Request
 from minidist.core.pipeline.plan import COMPUTE, Action, Plan, actions_of
 from minidist.core.pipeline.plan import Item as ItemOfPlan
-from minidist.core.pipeline.runtime.pipeline import Item, Step
+from minidist.core.pipeline.runtime.pipeline import Step
+from minidist.pipeline.runtime.pipeline import Item
 from minidist.pipeline.runtime.versioned import MicroBatches, VersionedPipeline
 from minidist.pipeline.simulate import Dependencies, Simulation
 
@@ -153,10 +154,12 @@ class Stream:
         cut = _cut(self.pipe.plan.ranks, self.period)
         # The place behind this rank's last backward below the cut, and one and two periods later.
         last = range(self.turn, cut, self.stride)[-1]
-        places = {i: at + 1 for at, (actions, _) in enumerate(items) for kind, _, i, _ in actions if kind == "B"}
+        places = {i: at + 1 for at, item in enumerate(items) for kind, _, i, _ in item if kind == "B"}
         a, b, c = (places[last + n * self.period] for n in range(3))
         repeated = items[a:b]
-        assert [_later(item, self.period) for item in repeated] == items[b:c], "the order does not repeat"
+        later = [_later(item, self.period) for item in repeated]
+        same = [(item, item.arrived) for item in later] == [(item, item.arrived) for item in items[b:c]]
+        assert same, "the order does not repeat"
         return items[:a], repeated
 
     def _endless(self) -> Iterator[tuple[int, Item]]:
@@ -179,7 +182,7 @@ class Stream:
 
     def _is_inside(self, item: Item) -> bool:
         """Return whether an item's micro-batch belongs to the stream."""
-        return all(i < self.count for _, _, i, _ in item[0])
+        return all(i < self.count for _, _, i, _ in item)
 
     def _end_of(self, step: int) -> float:
         """Return the place in the endless order at which a step ends; the last one runs all that is left."""
@@ -244,8 +247,7 @@ def _ends_of_steps(plan: Plan, size: int, period: int) -> list[list[int]]:
 
 def _later(item: Item, by: int) -> Item:
     """Return the same item for micro-batches `by` later."""
-    actions, released = item
-    return (
-        [Step(kind, stage, i + by, str(Action.of(kind, stage, i + by))) for kind, stage, i, _ in actions],
-        [(direction, stage, i + by) for direction, stage, i in released],
+    return Item(
+        [Step(kind, stage, i + by, str(Action.of(kind, stage, i + by))) for kind, stage, i, _ in item],
+        [(direction, stage, i + by) for direction, stage, i in item.arrived],
     )

@@ -20,11 +20,12 @@ from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime.messages import Boundaries
-from minidist.core.pipeline.runtime.pipeline import Loss, Observer, Pipeline, Shapes, Step
+from minidist.core.pipeline.runtime.pipeline import Loss, Shapes, Step
 from minidist.core.pipeline.runtime.reduction import Reduction
 from minidist.core.pipeline.runtime.stages import PipelineStage
 from minidist.parallel.running_statistics import batch_norms
 from minidist.pipeline.runtime.pipedream import WeightVersions
+from minidist.pipeline.runtime.pipeline import Observer, Pipeline
 
 V = TypeVar("V")
 

@@ -18,7 +18,8 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.comm import Comm
 from minidist.core.optim import AdamW
-from minidist.core.pipeline.runtime import Pipeline, split_model
+from minidist.core.pipeline.runtime import split_model
+from minidist.pipeline.runtime.pipeline import Pipeline
 from minidist.pipeline.schedules import get_schedule
 from minidist.report.bench.harness import Step, Times, report_with_torch, row_of, run_ranks, time_on_ranks
 from minidist.report.bench.workloads import ADAMW, CASES, StepCase, gpt_case, make_batch, make_model, own_step

@@ -1,11 +1,15 @@
-"""The matrix products of a step: what they take in it, and the least that the same products take alone.
+"""The matrix products of a step: what they take in it, and the least that NumPy takes for them there.
 
     step 245 ms  =  products 165 ms (1.04 of their floor of 158 ms)  +  everything else 80 ms
 
-A few steps are run with `arrays.matmul` and `arrays.host_product` recorded. Each product of two matrices, told apart by
-shapes and memory layouts, is then measured alone in every way in which NumPy computes it: as it is, with the result by
-columns, with a copied operand, and in two parts along the inner dimension. The floor is the sum of the fastest ways.
-Where PyTorch is installed, its products of the same operands are measured in the same rounds.
+Steps are run with `arrays.matmul` and `arrays.host_product` replaced. Each step computes its products in another one of
+the ways in which NumPy can: as it is, with a copied operand, with the result by columns, and in two parts along the
+inner dimension. Products are told apart by shapes and memory layouts; the floor is the sum of the fastest ways. Where
+PyTorch is installed, it is one more way, which does not count for the floor.
+
+All ways are measured within the step because time depends on where the operands are. Alone and repeated, a product
+finds them in the processor's cache; in a step much else is used in between, and it finds its weight in main memory or a
+cache further away. Against products alone a ratio says how large the caches are, not how well the step computes.
 
 Proved by: tests/bench/test_products.py
 """
@@ -18,14 +22,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from minidist.core.base import arrays as xp
 from minidist.report.bench.environment import has_torch
-from minidist.report.bench.harness import Step, interleave, seconds_per_call
+from minidist.report.bench.harness import Step
 
-STEPS = 5  # that are recorded
-ROUNDS, SECONDS = 7, 0.002  # of each way of one product
+ROUNDS, SECONDS = 7, 0.3  # of each way: at least as many steps, and more while they are short
 
 
 class Layout(NamedTuple):
@@ -49,19 +51,33 @@ class Product(NamedTuple):
 
 
 @contextmanager
-def recording() -> Iterator[dict[Product, list[float]]]:
-    """Yield the seconds of each call of every product inside the block; products with a vector do not count."""
+def recording(way: str = "as it is") -> Iterator[dict[Product, list[float]]]:
+    """Yield the seconds of each call of every product inside the block; products with a vector do not count.
+
+    way: of `ways`, in which they are computed; "as it is" calls what the step calls.
+    """
     calls: dict[Product, list[float]] = {}
     names = ("matmul", "host_product")
     originals = {name: getattr(xp, name) for name in names}
 
     def timed(multiply: Callable[..., Any], a: Any, b: Any, out: Any = None) -> Any:
+        if a.ndim < 2 or b.ndim < 2:
+            return multiply(a, b, out=out)
+        if way == "as it is":
+            compute: Callable[[], Any] = partial(multiply, a, b, out=out)
+        else:
+            if out is None:
+                shape = *np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]
+                out = np.empty(shape, a.dtype)
+            compute = ways(a, b, out)[way]
         start = time.perf_counter()
-        result = multiply(a, b, out=out)
+        result = compute()
         seconds = time.perf_counter() - start
-        if a.ndim > 1 and b.ndim > 1:
-            product = Product(*(Layout(x.shape, x.strides, x.dtype.str) for x in (a, b, result)))
-            calls.setdefault(product, []).append(seconds)
+        if way == "by columns":
+            out[...] = result
+        result = result if out is None else out
+        product = Product(*(Layout(x.shape, x.strides, x.dtype.str) for x in (a, b, result)))
+        calls.setdefault(product, []).append(seconds)
         return result
 
     for name in names:
@@ -79,10 +95,16 @@ def measure_products(step: Step, step_s: float) -> dict[str, Any]:
     step_s: what a step takes; other_s is what is left of it. torch_products_s is None without PyTorch. A row is
     {shapes, calls, seconds, floor, fastest, torch}, all of them per step; the slowest product comes first.
     """
-    with recording() as calls:
-        for _ in range(STEPS):
-            step()
-    rows = [_row(product, seconds) for product, seconds in calls.items()]
+    names = list(ways(*[np.empty((0, 0))] * 3))
+    rounds = max(ROUNDS, round(SECONDS / max(step_s, 1e-4)))
+    found: dict[Product, dict[str, list[float]]] = {}
+    for _ in range(rounds):
+        for name in names:
+            with recording(name) as calls:
+                step()
+            for product, seconds in calls.items():
+                found.setdefault(product, {}).setdefault(name, []).extend(seconds)
+    rows = [_row(product, seconds, rounds) for product, seconds in found.items()]
     rows.sort(key=lambda row: -row["seconds"])
     products = sum(row["seconds"] for row in rows)
     return {
@@ -94,59 +116,52 @@ def measure_products(step: Step, step_s: float) -> dict[str, Any]:
     }
 
 
-def _row(product: Product, seconds: list[float]) -> dict[str, Any]:
-    """Measure a product alone, and return its row. A median, because another process may take the processor."""
-    number = len(seconds) / STEPS
-    alone = measure_alone(product)
-    theirs = alone.pop("torch", None)
-    fastest = min(alone, key=alone.__getitem__)
+def _row(product: Product, seconds: dict[str, list[float]], rounds: int) -> dict[str, Any]:
+    """Return the row of a product, from the seconds of its calls in each way, in `rounds` steps of that way.
+
+    Medians, because another process may take the processor.
+    """
+    number = len(seconds["as it is"]) / rounds
+    medians = {name: number * statistics.median(calls) for name, calls in seconds.items()}
+    theirs = medians.pop("torch", None)
+    fastest = min(medians, key=medians.__getitem__)
     return {
         "shapes": f"{product.a} @ {product.b}",
         "calls": number,
-        "seconds": number * statistics.median(seconds),
-        "floor": number * alone[fastest],
+        "seconds": medians["as it is"],
+        "floor": medians[fastest],
         "fastest": fastest,
-        "torch": None if theirs is None else number * theirs,
+        "torch": theirs,
     }
 
 
-def measure_alone(product: Product) -> dict[str, float]:
-    """Return the seconds of a call of each way of a product, medians of interleaved rounds; "torch" if installed."""
-    a, b, out = (_operand(layout) for layout in product)
-    found = ways(a, b, out)
-    if has_torch():
-        import torch
+def ways(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> dict[str, Callable[[], Any]]:
+    """Return the ways in which NumPy computes a @ b, by name, and PyTorch's, if installed.
 
-        torch.set_num_threads(1)
-        left, right, result = (torch.from_numpy(x) for x in (a, b, out))
-        found["torch"] = lambda: torch.matmul(left, right, out=result)
-
-    # As many calls per round as make it long enough for the clock.
-    calls = {}
-    for name, way in found.items():
-        way()
-        calls[name] = max(1, round(SECONDS / max(seconds_per_call(way, 1), 1e-7)))
-    times = interleave(list(found), ROUNDS, lambda name: seconds_per_call(found[name], calls[name]))
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
-
-
-def ways(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> dict[str, Callable[[], object]]:
-    """Return the ways in which NumPy computes a @ b, by name; "by columns" has its result in another array."""
+    A way writes to `out`, except "by columns", which returns another array.
+    """
     columns = np.empty((*out.shape[:-2], out.shape[-1], out.shape[-2]), out.dtype).swapaxes(-1, -2)
     half, rest = a.shape[-1] // 2, np.empty(out.shape, out.dtype)
 
-    def two_parts() -> None:
+    def two_parts() -> Any:
         np.matmul(a[..., :half], b[..., :half, :], out=out)
         np.matmul(a[..., half:], b[..., half:, :], out=rest)
-        np.add(out, rest, out=out)
+        return np.add(out, rest, out=out)
 
-    return {
+    found: dict[str, Callable[[], Any]] = {
         "as it is": lambda: np.matmul(a, b, out=out),
         "first copied": lambda: np.matmul(np.ascontiguousarray(a), b, out=out),
         "second copied": lambda: np.matmul(a, np.ascontiguousarray(b), out=out),
         "by columns": lambda: np.matmul(a, b, out=columns),
         "two parts": two_parts,
     }
+    if has_torch():
+        import torch
+
+        torch.set_num_threads(1)
+        left, right, result = (torch.from_numpy(x) for x in (a, b, out))
+        found["torch"] = lambda: torch.matmul(left, right, out=result)
+    return found
 
 
 def lines(row: dict[str, Any], most: int = 8) -> list[str]:
@@ -166,11 +181,3 @@ def lines(row: dict[str, Any], most: int = 8) -> list[str]:
             f" ({one['fastest']})"
         )
     return found
-
-
-def _operand(layout: Layout) -> np.ndarray:
-    """Return random numbers in memory of this layout."""
-    dtype = np.dtype(layout.dtype)
-    last = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.strides, strict=True))
-    values = np.random.default_rng(0).standard_normal(last // dtype.itemsize + 1).astype(dtype)
-    return as_strided(values, layout.shape, layout.strides)

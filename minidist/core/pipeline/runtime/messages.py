@@ -3,7 +3,7 @@
     exchange_shapes   stage 0 ──(4, 8) float32──▶ stage 1 ──(4, 6) float32──▶ stage 2    before the first step
     enqueue   what a stage made, for a stage on this rank or for the SEND that follows
     send      SEND_F(s, i)   released when B(s, i)'s gradient has come back: the activation must have arrived
-              SEND_B(s, i)   released behind the item that `released` says, or at the end of the step
+              SEND_B(s, i)   released at the end of the step, or when the order says that it has arrived
     post      RECV: a fresh buffer per message, because the stage keeps it until its backward
     take      what an F, I or B needs, waited for
 
@@ -44,10 +44,7 @@ Orders = Sequence[Sequence[Sequence[Action]]]  # of all ranks, items as their ac
 
 
 class Messages:
-    """One rank's messages of one plan. `ready`: what has arrived, stays on this rank or waits for its SEND.
-
-    released: item of this rank's order -> what was sent and has arrived when it is done.
-    """
+    """One rank's messages of one plan. `ready`: what has arrived, stays on this rank or waits for its SEND."""
 
     def __init__(self, comm: Comm, plan: Plan, orders: Orders, rank_of: Mapping[Key, int]) -> None:
         self.comm, self.plan, self.orders, self.rank_of = comm, plan, orders, rank_of
@@ -119,7 +116,6 @@ class Messages:
                 floats = [(shape, dtype) for shape, dtype in shapes if dtype.kind in FLOATS]
                 self.routes[message] = other, self.tags[message], shapes
                 self.routes[back] = other, self.tags[back], floats
-        self.released: dict[int, list[Message]] = hooks.arrived_messages(self) or {}
 
     def post(self, message: Message) -> None:
         """Post the receives of what an F, or an I or B, of a stage needs."""

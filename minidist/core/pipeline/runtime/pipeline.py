@@ -5,15 +5,17 @@
                           ▼             │ waits for the posted receive
     rank 1   1RECV_F0     1F0        1B0 1SEND_B0 ...
 
-Messages are in messages.py; neighbours on one rank pass their arrays by reference. Every plan is validated before
-anything runs (minidist/pipeline/validate.py), so a wrong one raises an error and does not hang.
+Messages are in messages.py; neighbours on one rank pass their arrays by reference. A library validates every plan
+before anything runs, so a wrong one raises an error and does not hang. `minidist/pipeline/runtime/pipeline.py` extends
+`Pipeline` by what plans may have in addition: second forwards (recomputation), actions that overlap, no backward.
 
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -22,11 +24,12 @@ import numpy as np
 from minidist.core.autograd import Tensor, no_grad, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
+from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose, watchers
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.pipeline.plan import Key, Plan, actions_of, lower
-from minidist.core.pipeline.runtime.messages import FLOATS, Boundaries, Message, Messages, Orders
+from minidist.core.pipeline.runtime.messages import FLOATS, Boundaries, Messages, Orders
 from minidist.core.pipeline.runtime.reduction import Reduction
 from minidist.core.pipeline.runtime.stages import PipelineStage
 
@@ -45,8 +48,7 @@ class Step(NamedTuple):
     name: str
 
 
-Item = tuple[Sequence[Step], Sequence[Message]]  # actions, and the gradients that have arrived when they are done
-Observer = Callable[[Step], AbstractContextManager[Any]]  # a computation -> a context in which it runs
+Item = Sequence[Step]  # one action, or several that overlap
 
 
 @lru_cache(maxsize=4)
@@ -67,13 +69,11 @@ class Pipeline:
     stages: this rank's stages, exactly those that the plan gives it. loss: called on the last stage; it divides by the
     global count itself, because micro-batches' losses and gradients are summed. tied: names of parameters that several
     stages share. reduce: who sums gradients over the places of shared parameters, and over the replicas of a data axis.
-    coordinates: micro-batch -> context in which its passes run (`batch_coordinates`). observers: each is called with a
-    computation and returns a context in which it runs.
+    coordinates: micro-batch -> context in which its passes run (`batch_coordinates`).
 
     Sends, per step and boundary between two ranks: each micro-batch's activation (purpose pipeline_activation) and its
     gradient (pipeline_gradient); shared gradients (tied, gradient_reduce); and the losses, 8 B per micro-batch
-    (metrics). Raises PlanError for a wrong plan, UsageError for stages or inputs that do not fit it, MismatchError when
-    ranks have different plans.
+    (metrics). Raises PlanError for a wrong plan, and UsageError for stages that do not fit it, and for other actions.
     """
 
     updates_on_the_way = False  # may weights change before the plan ends?
@@ -88,38 +88,31 @@ class Pipeline:
         tied: Sequence[str] = (),
         reduce: Reduction | None = None,
         coordinates: Callable[[int], AbstractContextManager[Any]] = nullcontext,
-        observers: Sequence[Observer] = (),
     ) -> None:
         check_communicator(comm, "Pipeline")
 
         # [1] The plan: valid, for these ranks and for these stages.
-        self.refusals = hooks.pipeline_refusals()
-        if not self.updates_on_the_way:
-            self.refusals.check_flushes(plan)
         tuples = tuple(tuple(order) for order in plan.orders)
         lowered, orders, rank_of = prepared(plan.with_orders(tuples), self.updates_on_the_way)
         self.stages = {stage.number: stage for stage in stages}
-        self.refusals.check_fits(plan, comm, self.stages)
-        self.comm, self.loss, self.coordinates, self.observers = comm, loss, coordinates, observers
+        hooks.pipeline_refusals().check_fits(plan, comm, self.stages)
+        self.comm, self.loss, self.coordinates = comm, loss, coordinates
         self.flats = [flat for stage in self.stages.values() for flat in stage.flats]
-        self.added = plan.microbatches  # how many losses are added
 
         # [2] What each action does: computations and transfers in one order.
         self.plan = lowered
-        self.order = [[Step(a.kind, a.stage, a.microbatch, str(a)) for a in item] for item in orders[comm.rank]]
-        recomputed = ((a.stage, a.microbatch) for item in self.order for a in item if a.kind == "RECOMPUTE")
-        self.recomputed: Mapping[Key, None] = dict.fromkeys(recomputed)
+        own = orders[comm.rank]
+        self.order: Sequence[Item] = [[Step(a.kind, a.stage, a.microbatch, str(a)) for a in item] for item in own]
         self.messages = Messages(comm, self.plan, orders, rank_of)
         self.shapes: Shapes = []
         self.boundaries: Boundaries = {}
 
-        # [3] The other ranks: they have the same plan, and who sums gradients with them.
+        # [3] The other ranks: who sums gradients with them.
         self.reduce = Reduction() if reduce is None else reduce
         self.agree(self.reduce, tied)
 
     def agree(self, reduce: Reduction, tied: Sequence[str]) -> None:
-        """Check that all ranks have the same plan, and tell them which parameters this one has (startup)."""
-        self.refusals.check_same_plan(self.comm, self.plan)
+        """Tell the other ranks which parameters this one has (startup)."""
         reduce.bind(self.comm, self.plan, self.stages, tied)
 
     def step(self, inputs: Sequence[Any], targets: Sequence[Any] | None = None) -> list[float]:
@@ -131,7 +124,7 @@ class Pipeline:
         # [1] Nothing is alive, nothing on its way.
         self.begin(inputs, targets)
         # [2] Warm-up, steady state and cool-down: the plan's order.
-        self.execute(self.items)
+        self.execute(self.order)
         # [3] The gradients' sums over places and replicas.
         self.sum_gradients()
         # [4] The last stage's losses, on every rank.
@@ -141,16 +134,12 @@ class Pipeline:
 
     def begin(self, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
         """Begin a step on these micro-batches."""
-        # An evaluation may have no loss; targets are for the loss.
-        m = self.plan.microbatches
-        has_loss = self.plan.updates == "none" if self.loss is None else targets is not None and len(targets) == m
-        if len(inputs) != m or not has_loss:
-            self.refusals.refuse_batches(self, inputs, targets)
         # Shapes of what will arrive, in the first step and whenever those of the inputs change.
         shapes = list(map(attrgetter("shape", "dtype"), inputs))
         if self.shapes != shapes:
             self.know(shapes, self.messages.exchange_shapes(inputs, self._dry_run))
-        self.inputs, self.targets, self.losses = inputs, targets, np.zeros(m)  # 0 where the last stage is elsewhere
+        self.inputs, self.targets = inputs, targets
+        self.losses = np.zeros(self.plan.microbatches)  # 0 where the last stage is elsewhere
         # Stages may differ (one of them may be frozen), the replicas of a stage may not.
         for n, reducers in self.reduce.reducers.items():
             for reducer in reducers:
@@ -162,69 +151,50 @@ class Pipeline:
         """Note what crosses stage boundaries in steps with inputs of these shapes."""
         self.shapes, self.boundaries = shapes, boundaries
         self.messages.know(boundaries)
-        released = self.messages.released
-        self.items: list[Item] = [(item, released.get(at, [])) for at, item in enumerate(self.order)]
 
-    def execute(self, items: Iterable[Item]) -> None:
-        """Execute items one after the other: each an action, or a pair of actions that overlap."""
-        messages = self.messages
-        for item, arrived in items:
-            # An overlapped pair starts when both of its actions have what they need.
-            if len(item) == 2:
-                for kind, stage, i, _ in item:
-                    message = "F" if kind == "F" else "B", stage, i
-                    if message in messages.posted:
-                        messages.ready[message] = messages.take(message)
-
-            for step in item:
-                kind, stage, i, _ = step
-                # Transfers: a receive into a fresh buffer is posted, a send is started.
-                if kind in ("RECV_F", "RECV_B"):
-                    messages.post((kind[-1], stage, i))
-                elif kind in SENDS:
-                    messages.send((kind[-1], stage + SENDS[kind], i))
-                # The stage's gradients are complete: their sum over the replicas starts, unless others come before it.
-                elif kind == "REDUCE_GRAD":
-                    if stage in self.reduce.early:
-                        self.reduce.start(stage)
-                else:
-                    self.compute(step)
-            for message in arrived:
-                self.comm.waitall(messages.sends.pop(message, []))
+    def execute(self, order: Iterable[Item]) -> None:
+        """Execute items one after the other, each an action or several of them."""
+        for step in chain.from_iterable(order):
+            kind, stage, i, _ = step
+            # Transfers: a receive into a fresh buffer is posted, a send is started.
+            if kind in ("RECV_F", "RECV_B"):
+                self.messages.post((kind[-1], stage, i))
+            elif kind in SENDS:
+                self.messages.send((kind[-1], stage + SENDS[kind], i))
+            # The stage's gradients are complete: their sum over the replicas starts, unless others come before it.
+            elif kind == "REDUCE_GRAD":
+                if stage in self.reduce.early:
+                    self.reduce.start(stage)
+            else:
+                self.compute(step)
 
     def compute(self, step: Step) -> None:
         """Compute an action, and advance a virtual clock by what was counted in it."""
         kind, stage, i, name = step
-        with ExitStack() as contexts:
-            for observer in self.observers:
-                contexts.enter_context(observer(step))
-            with self.coordinates(i):
-                # Forward: the output is enqueued, and what is kept for backward is kept in `alive` alone.
-                if kind == "F":
-                    self.forward(stage, i, self.messages.take(("F", stage, i)) if stage else [self.inputs[i]])
-                # Backward, of inputs and weights (B) or of inputs alone (I): as the forward, with gradients.
-                elif kind in ("B", "I"):
-                    arrays = self.messages.take(("B", stage, i)) if stage + 1 < self.plan.stages else []
-                    self.backward(stage, i, arrays, "now" if kind == "B" else "deferred")
-                    del arrays
-                # Weight backward: the weight gradients that I left.
-                elif kind == "W":
-                    if (work := self.deferred.pop((stage, i))) is not None:
-                        work.run()
-                    # A reducer finishes by itself at the end of a pass, but that pass (I) is over.
-                    for reducer in self.reduce.reducers.get(stage, ()) if self.reduce.each else ():
-                        reducer.finish()
-                # Recomputation: the second forward from the kept input, this time recorded.
-                else:
-                    leaves, _ = self.alive[stage, i]
-                    self.alive[stage, i] = leaves, self.outputs_of(stage, i, leaves)
-            self.comm.advance_clock(name)
+        with self.coordinates(i):
+            # Forward: the output is enqueued, and what is kept for backward is kept in `alive` alone.
+            if kind == "F":
+                self.forward(stage, i, self.messages.take(("F", stage, i)) if stage else [self.inputs[i]])
+            # Backward, of inputs and weights (B) or of inputs alone (I): as the forward, with gradients.
+            elif kind in ("B", "I"):
+                arrays = self.messages.take(("B", stage, i)) if stage + 1 < self.plan.stages else []
+                self.backward(stage, i, arrays, "now" if kind == "B" else "deferred")
+                del arrays
+            # Weight backward: the weight gradients that I left.
+            elif kind == "W":
+                if (work := self.deferred.pop((stage, i))) is not None:
+                    work.run()
+                # A reducer finishes by itself at the end of a pass, but that pass (I) is over.
+                for reducer in self.reduce.reducers.get(stage, ()) if self.reduce.each else ():
+                    reducer.finish()
+            else:
+                raise UsageError(f"the core's Pipeline does not run {name}; take minidist.Pipeline, which does")
+        self.comm.advance_clock(name)
 
     def sum_gradients(self) -> None:
         """Wait for what is on its way, and sum the gradients over their places and replicas."""
         self.messages.finish()
-        if self.plan.updates != "none":
-            self.reduce.finish()
+        self.reduce.finish()
 
     def zero_grad(self) -> None:
         """Forget the gradients of this rank's stages."""
@@ -234,15 +204,12 @@ class Pipeline:
     def forward(self, stage: int, i: int, arrays: list[Any]) -> None:
         """Run a stage's forward of micro-batch i on what arrived, and enqueue its outputs or note its loss."""
         # The graph begins at what arrived: float inputs of a later stage get a gradient, tokens do not.
-        keeps, recomputes = self.plan.updates != "none", (stage, i) in self.recomputed
         leaves: list[Any] = []
         for array in arrays:
             floats = array.dtype.kind in FLOATS
             leaves.append(Tensor(array, requires_grad=floats and stage > 0) if floats or stage > 0 else array)
-        with nullcontext() if keeps and not recomputes else no_grad():
-            outputs = self.outputs_of(stage, i, leaves)
-        if keeps:
-            self.alive[stage, i] = leaves, None if recomputes else outputs
+        outputs = self.outputs_of(stage, i, leaves)
+        self.alive[stage, i] = leaves, outputs
 
         # The last stage ends in the loss; every other one enqueues its outputs for the next one.
         if stage + 1 == self.plan.stages:
@@ -257,15 +224,7 @@ class Pipeline:
         if stage + 1 == self.plan.stages and self.loss is not None:
             assert self.targets is not None
             result = self.loss(result, self.targets[i])
-            node: Any = getattr(result, "node", None)
-            if self.added > 1 and getattr(node, "over", None):
-                self.refusals.refuse_mean(i, self.added)
-        outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-        for value in outputs:
-            # What a neighbour receives has a shape and a dtype: names, None and plain numbers have none.
-            if not isinstance(value, Tensor):
-                self.refusals.refuse_output(value, stage)
-        return outputs
+        return list(result) if isinstance(result, (tuple, list)) else [result]
 
     def backward(self, stage: int, i: int, arrays: list[Any], weights: str) -> None:
         """Run a stage's backward of micro-batch i with the gradients that arrived, and enqueue those of its inputs.

@@ -5,7 +5,7 @@ Proved by: tests/train/test_pipelines.py, tests/planning/test_profiler.py
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from minidist.core.base.trace import purpose
 from minidist.core.comm import Comm
 from minidist.core.nn import Module
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime import Pipeline
 from minidist.core.train import strategy
 from minidist.core.train.task import ParallelLayout
 from minidist.data.sampler import SIDES
@@ -32,6 +31,7 @@ from minidist.job.train.strategies.replicas_alone import mesh_of_replicas
 from minidist.nn.buffers import own_buffers
 from minidist.pipeline.runtime.clip import gather_blocks
 from minidist.pipeline.runtime.evaluation import Evaluation
+from minidist.pipeline.runtime.pipeline import Pipeline
 from minidist.techniques import trains_alone
 from minidist.techniques.meeting import replicas_of
 
@@ -39,6 +39,7 @@ from minidist.techniques.meeting import replicas_of
 class PipelineParallel(strategy.PipelineStrategy, MeshStrategy):
     """This rank's stages of a job's pipeline."""
 
+    pipe: Pipeline
     forward_pipe: Evaluation | None = None
     watching: Sequence[Any] | None = None  # of every pipe
     pipes: dict[int, tuple[Pipeline, Evaluation | None]]  # by the number of micro-batches, where that changes
@@ -54,7 +55,7 @@ class PipelineParallel(strategy.PipelineStrategy, MeshStrategy):
         if trains_alone(config):
             # The ranks of the data axis that update a stage together with this one.
             self.data = mesh_of_replicas(data, replicas_of(config, data.size))["shard"]
-        pipe = super().make_pipe(plan)
+        pipe = cast(Pipeline, super().make_pipe(plan))
         if self.watching is None:
             self.watching = self.observers(plan.stages, pipe.stages)
         pipe.observers = self.watching
