@@ -36,7 +36,6 @@ from minidist.comm.message_checks import CheckedCall, CheckedMessages
 from minidist.core.base.trace import purpose
 from minidist.core.comm.communicator import Comm, PointToPoint
 from minidist.core.comm.mesh import Mesh
-from minidist.core.comm.sim.matching import AlphaBeta
 
 Part = TypeVar("Part", bound=PointToPoint)
 
@@ -258,10 +257,19 @@ def _made(claim: Claim) -> str:
 # --- what the core asks ---
 
 
-def check_links(links: AlphaBeta) -> None:
-    """Raise UsageError for a cost below 0, and a rate that is none."""
-    for name in ("alpha", "beta"):
-        check_size(getattr(links, name), f"link model: {name}")
+def check_links(links: Any) -> None:
+    """Raise UsageError for a cost below 0, an overhead above the latency, and a rate that is none.
+
+    links: an `AlphaBeta`, or a `LinkModel`, which has an overhead, too.
+    """
+    overhead = getattr(links, "overhead", 0.0)
+    for name, cost in (("alpha", links.alpha), ("beta", links.beta), ("overhead", overhead)):
+        check_size(cost, f"link model: {name}")
+    if overhead > links.alpha and links.link is None:
+        raise UsageError(
+            f"link model: overhead is {overhead}; it is a part of the latency alpha, so it must be from 0 to "
+            f"{links.alpha}"
+        )
     for name in ("flops", "memory_bandwidth"):
         rate = getattr(links, name)
         if rate == 0 or not (rate == inf or is_size(rate)):

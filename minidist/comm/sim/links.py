@@ -11,6 +11,8 @@ The overhead o is the part of alpha in which a port is busy with a message, howe
 One message takes alpha + beta n with any o; n-1 messages into one port take n-2 times o longer. With o = 0, the
 default, a port handles any number of empty messages in no time, so a root is never a bottleneck for short arrays.
 
+A `SimWorld` counts all of them. A `Sim`, the world of the core, knows alpha, beta and the rates of computing only.
+
 Source: Culler et al., LogP: Towards a realistic model of parallel computation, PPoPP 1993, for the overhead.
 
 Proved by: tests/collectives/test_overhead.py, tests/comm/sim/test_clock.py
@@ -18,11 +20,9 @@ Proved by: tests/collectives/test_overhead.py, tests/comm/sim/test_clock.py
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
-from minidist.base.errors import UsageError
-from minidist.base.limits import check_size
-from minidist.core.comm.sim.matching import AlphaBeta, SimRequest
+from minidist.comm.tags import LocatedRequest
+from minidist.core.comm.sim.matching import AlphaBeta
 
 
 @dataclass(frozen=True)
@@ -42,45 +42,25 @@ class LinkModel(AlphaBeta):
     overhead: float = 0.0
     free_startup: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_size(self.overhead, "link model: overhead")
-        if self.link is None and self.overhead > self.alpha:
-            raise UsageError(
-                f"link model: overhead is {self.overhead}; it is a part of the latency alpha, so it must be from 0 to "
-                f"{self.alpha}"
-            )
-
     def cost(self, source: int, destination: int) -> tuple[float, float]:
         """Return (alpha, beta) of the link between two world ranks."""
         return (self.alpha, self.beta) if self.link is None else self.link(source, destination)
 
-    def seconds_on(self, rank: int, operations: list[tuple[float, float]], seconds: float) -> float:
-        """Return how long a rank computes, `slowdown` times the time of the operations and `seconds`."""
-        usual = super().seconds_on(rank, operations, seconds)
-        return usual if self.slowdown is None else usual * self.slowdown(rank)
-
-    # the times of messages --------------------------------------------------------------------------------------------
-
-    def costs(self) -> Self | None:
-        """Return what computes the times of messages; None where alpha and beta say all."""
-        return self if self.link is not None or self.overhead or self.free_startup else None
-
-    def _of(self, request: SimRequest) -> tuple[float, float, float]:
+    def _costs_of(self, request: LocatedRequest) -> tuple[float, float, float]:
         """Return alpha, beta and overhead of a message."""
-        if self.free_startup and getattr(request, "is_free", False):  # a `Sim` does not look at purposes
+        if self.free_startup and request.is_free:
             return 0.0, 0.0, 0.0
         pair = request.stream.rank, request.other
         return *self.cost(*(pair if request.kind == "send" else pair[::-1])), self.overhead
 
-    def leave(self, request: SimRequest) -> None:
+    def leave(self, request: LocatedRequest) -> None:
         """Set when a send has left the out-port, and when it arrives."""
-        alpha, beta, overhead = self._of(request)
+        alpha, beta, overhead = self._costs_of(request)
         left = request.depart + beta * request.nbytes
         request.end = request.stream.out_free = left + overhead
         request.arrival = left + alpha
 
-    def busy(self, request: SimRequest) -> float:
+    def busy(self, request: LocatedRequest) -> float:
         """Return the seconds for which the in-port is busy with a message that is received."""
-        _, beta, overhead = self._of(request)
+        _, beta, overhead = self._costs_of(request)
         return overhead + beta * request.nbytes

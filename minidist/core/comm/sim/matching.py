@@ -53,16 +53,9 @@ class AlphaBeta:
     def __post_init__(self) -> None:
         hooks.comm_checks().check_links(self)
 
-    def costs(self) -> Any:
-        """Return what computes the times of messages otherwise: a subclass (`LinkModel`)."""
-
     def seconds(self, operations: list[tuple[float, float]]) -> float:
         """Return the time of a list of operations, each (FLOPs, bytes moved): the roofline, summed."""
         return sum(max(flops / self.flops, moved / self.memory_bandwidth) for flops, moved in operations)
-
-    def seconds_on(self, rank: int, operations: list[tuple[float, float]], seconds: float) -> float:
-        """Return how long a rank computes: the time of the operations, and `seconds`."""
-        return seconds + (self.seconds(operations) if operations else 0.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +95,10 @@ class SimRequest(Request):
 
 @dataclass(eq=False)
 class SimState:
-    """One run of a simulated world: what `Matching`, which pairs messages, and `Sim`, which runs streams, share."""
+    """One run of a simulated world: what `Matching`, which pairs messages, and `Sim`, which runs streams, share.
+
+    costs: what computes the times of messages where alpha and beta do not say all: a `LinkModel`.
+    """
 
     size: int
     links: AlphaBeta
@@ -113,6 +109,7 @@ class SimState:
     side: dict[tuple[int, str], Stream] = field(default_factory=dict)  # by rank and communicator
     sends: dict[Key, list[SimRequest]] = field(default_factory=dict)
     receives: dict[Key, list[SimRequest]] = field(default_factory=dict)
+    costs: Any = None
 
     def streams(self) -> list[Stream]:
         """Return all streams: the ranks' main programs, then the others."""
@@ -135,7 +132,7 @@ class Matching:
         self.on_posted: list[Callable[[SimRequest], None]] = []
         self.on_meet: list[Callable[[SimRequest, SimRequest], bool]] = []
         self.sends, self.receives = state.sends, state.receives
-        self.alpha, self.beta, self.costs = state.links.alpha, state.links.beta, state.links.costs()
+        self.alpha, self.beta, self.costs = state.links.alpha, state.links.beta, state.costs
         self.key_of: Callable[[SimRequest, Key], Key] | None = None
         self.keeps: Callable[[SimRequest, Key], bool] | None = None
 

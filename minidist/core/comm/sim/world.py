@@ -29,11 +29,12 @@ from minidist.core.comm.sim.matching import AlphaBeta, Matching, SimState, Strea
 
 
 class Sim:
-    """`ranks` virtual ranks that run one function. links: the alpha-beta cost model."""
+    """`ranks` virtual ranks that run one function. links: alpha and beta; a `SimWorld` knows more of a `LinkModel`."""
 
     comm_class: type[Comm] = Comm  # what a rank gets
     state_class: type[SimState] = SimState
     many = 256  # ranks whose data do not fit into the caches together
+    slowdown: Callable[[int], float] | None = None  # of a rank: how many times longer it computes
     folds = False  # whether one rank stands for many: see `FoldedWorld`
     state: SimState  # of the run, or of the last one
     matching: Matching
@@ -201,7 +202,9 @@ class Sim:
         # The roofline of each operation, or the seconds given; nothing runs meanwhile on this stream.
         stream = self.state.running
         start = stream.time
-        spent = self.links.seconds_on(stream.rank, list(operations), seconds)
+        spent = seconds + (self.links.seconds(list(operations)) if operations else 0.0)
+        if self.slowdown is not None:
+            spent *= self.slowdown(stream.rank)
         end = start + spent
         if not start <= end < math.inf:
             raise UsageError(
