@@ -6,7 +6,7 @@ Proved by: tests/base/test_hooks.py
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -24,6 +24,7 @@ MODULES = {
     "one_event": "minidist.collectives.one_event",
     "optimizer_checks": "minidist.optim.checks",
     "pipeline_refusals": "minidist.pipeline.runtime.refusals",
+    "plan_methods": "minidist.pipeline.plan_methods",
     "precision": "minidist.nn.ops.precision",
     "refusals": "minidist.nn.refusals",
     "tensor_methods": "minidist.nn.ops.tensor_methods",
@@ -63,18 +64,6 @@ FUNCTIONS = {
     "warn_of_no_rows": "minidist.base.warn",
     "warn_without_gradient": "minidist.base.warn",
 }
-# Functions that are called in every step, most of them for every operation or message.
-OFTEN = {
-    "batch_coordinates",
-    "check_call",
-    "check_number",
-    "check_whole",
-    "describe_step",
-    "dropout",
-    "saved_tensor",
-    "special_sum",
-    "trace",
-}
 # Files of minidist/collectives that register no algorithm.
 _NO_ALGORITHMS = (
     "algorithms",
@@ -106,12 +95,11 @@ def _module(hook: str, path: str) -> Callable[[], Any]:
 
 
 def _function(hook: str, path: str, name: str) -> Callable[..., Any]:
-    """Return what imports a function and calls it, and is replaced by the function where that is called often."""
+    """Return what imports a function and calls it, and is replaced by the function."""
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         function = getattr(import_module(path), name)
-        if hook in OFTEN:
-            setattr(hooks, hook, function)
+        setattr(hooks, hook, function)
         return function(*arguments, **keywords)
 
     return call
@@ -221,11 +209,36 @@ def _attention(name: str, comm: Any, length: int, inner: Any, neighbours: int) -
     return getattr(import_module(f"minidist.parallel.context.{file}"), kind)(comm, length, *more)
 
 
+def _add_tensor_methods(tensor: Any) -> None:
+    """Add methods that no model of the core uses to the class `Tensor`, which names them for type checkers."""
+    method = partial(hooks.added, "tensor_methods")
+    tensor.__neg__ = method("neg")
+    tensor.__sub__ = method("sub")
+    tensor.__rsub__ = method("rsub")
+    tensor.__rtruediv__ = method("rtruediv")
+    tensor.__pow__ = method("pow")
+    tensor.__bool__ = method("bool")
+    tensor.__iter__ = method("iter")
+    tensor.__array__ = method("array")
+    tensor.__array_function__ = method("array_function")
+    tensor.exp = method("exp")
+    tensor.log = method("log")
+    tensor.max = method("max")
+    tensor.relu = method("relu")
+    tensor.sqrt = method("sqrt")
+    tensor.tanh = method("tanh")
+    tensor.transpose = method("transpose")
+    tensor.detach = method("detach")
+    tensor.astype = method("astype")
+    tensor.__reduce_ex__ = method("reduce_ex")
+
+
 for _name, _path in MODULES.items():
     setattr(hooks, _name, _module(_name, _path))
 for _name, _path in FUNCTIONS.items():
     _file, _, _other = _path.partition(":")
     setattr(hooks, _name, _function(_name, _file, _other or _name))
+hooks.add_tensor_methods = _add_tensor_methods
 hooks.choosers["auto"] = _choose
 hooks.read_by_others = 64 * 1024
 hooks.quoted = quoted

@@ -4,11 +4,10 @@ Proved by: tests/autograd/test_extending.py, tests/autograd/test_deferred_and_re
 """
 
 from collections.abc import Callable, Sequence
-from contextvars import Token
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
-from minidist.base.watchers import Watcher, current, set_watcher, watchers
+from minidist.base.watchers import Watcher, current
 
 Cost = tuple[int, list[tuple[int, int]]]  # (flops, [(flops, bytes) of each vjp])
 
@@ -44,7 +43,6 @@ class FlopCounter(Watcher):
     def __init__(self) -> None:
         self.operations: list[tuple[int, int]] = []
         self.totals: dict[str, tuple[int, int]] = {}
-        self._tokens: list[Token[tuple[Watcher, ...]]] = []
 
     def add(self, kind: str, flops: int, nbytes: int) -> None:
         """Count one operation of `kind`."""
@@ -85,13 +83,6 @@ class FlopCounter(Watcher):
         """Count it, if the operation was recorded with the counter."""
         if cost is not None:
             self.add("weight_gradient", *cost)
-
-    def __enter__(self) -> Self:
-        self._tokens.append(set_watcher(self))
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        watchers.reset(self._tokens.pop())
 
 
 current_flop_counter = partial(current, FlopCounter)  # the counter of the innermost `with FlopCounter()`, or None

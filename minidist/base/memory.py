@@ -9,12 +9,11 @@ Proved by: tests/base/test_memory.py, tests/train/test_memory_over_steps.py
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidist.base.errors import UsageError, quoted
-from minidist.base.watchers import Watcher, watching
+from minidist.base.watchers import Watcher
 from minidist.core.base import arrays as xp
 
 MEMORY_PURPOSES = (
@@ -173,8 +172,4 @@ def thinned(samples: Sequence[Sample], most: int) -> list[Sample]:
     return [max(group, key=lambda sample: sum(sample[1].values())) for group in groups]
 
 
-@contextmanager
-def account_memory(timeline: bool = False, clock: Callable[[], float] | None = None) -> Iterator[MemoryAccount]:
-    """Count in a new account in the block."""
-    with watching(MemoryAccount(timeline, clock)) as account:
-        yield account
+account_memory = MemoryAccount  # `with account_memory() as account` counts in a new account in the block

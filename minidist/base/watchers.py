@@ -10,19 +10,28 @@ Proved by: tests/base/test_memory.py, tests/autograd/test_extending.py
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Token
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from minidist.core.base.trace import track as track
 from minidist.core.base.trace import watchers as watchers
 
 
 class Watcher:
-    """What a watcher is told. Every method may be left out.
+    """What a watcher is told. Every method may be left out. It watches in the block of `with watcher`.
 
     operations: the (flops, bytes) that it has counted since they were taken, in order; None: it counts none.
     """
 
     operations: list[tuple[int, int]] | None = None
+    _blocks: tuple[Token[tuple["Watcher", ...]], ...] = ()  # those that it watches in
+
+    def __enter__(self) -> Self:
+        self._blocks += (set_watcher(self),)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        watchers.reset(self._blocks[-1])
+        self._blocks = self._blocks[:-1]
 
     def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[Any]) -> None:
         """Called after operation `name` made the tensor `out` from the tensors `sources`.

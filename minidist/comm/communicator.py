@@ -254,7 +254,18 @@ def _made(claim: Claim) -> str:
     return f"a group labelled {quoted(claim.label)} of {quoted(list(claim.members))}"
 
 
-# --- what the core asks ---
+# --- what a world asks, and the core ---
+
+
+def check_watching(record: bool | str, checks: bool | str) -> None:
+    """Raise UsageError for what a world cannot keep or check.
+
+    record: every event, none, or "totals", the bytes by purpose. checks: all, none, or those of "headers" alone.
+    """
+    if record not in (True, False, "totals"):
+        raise UsageError(f'record={quoted(record)}; it must be True, False or "totals"')
+    if checks not in (True, False, "headers"):
+        raise UsageError(f'checks={quoted(checks)}; it must be True, False or "headers"')
 
 
 def check_links(links: Any) -> None:

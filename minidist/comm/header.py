@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.base.errors import MismatchError, UsageError, quoted
+from minidist.base.errors import MismatchError
 
 HEADER_BYTES = 64
 _DIMS = 5
@@ -161,14 +161,3 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
 def is_of_replicas(operation: str) -> bool:
     """Return whether an operation says what replica its arrays belong to, which its error then explains."""
     return _REPLICA.search(operation) is not None
-
-
-def check_watching(record: bool | str, checks: bool | str) -> None:
-    """Raise UsageError for what a world cannot keep or check.
-
-    record: every event, none, or "totals", the bytes by purpose. checks: all, none, or those of "headers" alone.
-    """
-    if record not in (True, False, "totals"):
-        raise UsageError(f'record={quoted(record)}; it must be True, False or "totals"')
-    if checks not in (True, False, "headers"):
-        raise UsageError(f'checks={quoted(checks)}; it must be True, False or "headers"')

@@ -11,8 +11,9 @@ Proved by: tests/comm/mpi/test_failures.py, tests/test_mpi_examples.py
 import difflib
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,11 +194,13 @@ def execute(
     eager_bytes: int = 0,
     synchronous: bool = False,
     simulated: "Callable[..., SimWorld] | None" = None,
+    equal: Callable[[], Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> Outcome:
     """Run on every rank; gather results and traces. An error is raised in the simulated world, and ends an MPI job.
 
-    simulated: what makes the world of virtual ranks; None: `SimWorld`.
+    simulated: what makes the world of virtual ranks; None: `SimWorld`. equal: returns what all processes of mpiexec
+    must have equal, by name: before `main` they compare it.
     """
     tune()
     flush_at_the_end()
@@ -230,8 +233,10 @@ def execute(
         outcome = Outcome("simulated", world.size, results, results, world.traces, world.end_time, world.uneven)
     else:
         # Only a rank of mpiexec loads the other world.
+        from minidist.comm.mpi.agreement import agreed
         from minidist.comm.mpi.execute import execute_mpi
 
+        main = main if equal is None else partial(agreed, equal(), main)
         size, local, by_rank = execute_mpi(main, arguments, timeout=timeout, synchronous=synchronous, **options)
         outcome = Outcome("mpi", size, local, [result for result, _ in by_rank], [trace for _, trace in by_rank])
     if trace and outcome.is_root:

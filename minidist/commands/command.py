@@ -102,9 +102,27 @@ class Result:
 
 
 def json_or_table(function: Callable[..., Result | None]) -> Callable[..., None]:
-    """Give a command the flag `--json` and print its Result; None, on ranks that do not print, prints nothing."""
+    """Give a command the flag `--json` and print its Result; None, on ranks that do not print, prints nothing.
 
-    def command(*, json_output: bool, **values: Any) -> None:
+    A parameter whose type is a dataclass becomes a flag for each field, which has the annotation and the default of a
+    flag; the command gets the dataclass, made from what was typed. A function with a parameter `json_output` prints.
+    """
+    groups: dict[str, Any] = {}
+    parameters = []
+    for given in inspect.signature(function).parameters.values():
+        if is_dataclass(given.annotation):
+            groups[given.name] = given.annotation
+            parameters += [parameter(one.name, one.type, one.default) for one in fields(given.annotation)]
+        else:
+            parameters.append(given)
+    prints = any(one.name == "json_output" for one in parameters)
+    if not prints:
+        parameters.append(parameter("json_output", Json, False))
+
+    def command(**values: Any) -> None:
+        json_output = not prints and values.pop("json_output")
+        for name, kind in groups.items():
+            values[name] = kind(**{one.name: values.pop(one.name) for one in fields(kind)})
         result = function(**values)
         if result is None:
             return
@@ -116,9 +134,7 @@ def json_or_table(function: Callable[..., Result | None]) -> Callable[..., None]
         if result.exit_code:
             raise Exit(result.exit_code)
 
-    # The command's flags are those of the function, and --json.
-    own = inspect.signature(function).parameters.values()
-    return with_parameters(command, function, [*own, parameter("json_output", Json, False)])
+    return with_parameters(command, function, parameters)
 
 
 def say(text: str = "") -> None:
@@ -132,28 +148,6 @@ def command_line() -> str:
 
 
 # --- the parameters of a function -------------------------------------------------------------------------------------
-
-
-def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command a flag for each field of the dataclasses that its parameters have as types.
-
-    A field has the annotation and the default of a flag; the command gets the dataclass, made from what was typed.
-    """
-    groups: dict[str, Any] = {}
-    parameters = []
-    for given in inspect.signature(function).parameters.values():
-        if is_dataclass(given.annotation):
-            groups[given.name] = given.annotation
-            parameters += [parameter(one.name, one.type, one.default) for one in fields(given.annotation)]
-        else:
-            parameters.append(given)
-
-    def command(**values: Any) -> Any:
-        for name, kind in groups.items():
-            values[name] = kind(**{one.name: values.pop(one.name) for one in fields(kind)})
-        return function(**values)
-
-    return with_parameters(command, function, parameters)
 
 
 def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -24,8 +24,8 @@ from minidist.commands.runner import run_training
 from minidist.data import bigram_entropy, pydoc_text
 from minidist.job.config.train_config import TrainConfig, flag, resolve_batches
 from minidist.job.equality.reference import reference
-from minidist.job.train.run import digest
 from minidist.job.train.state import StepState
+from minidist.job.train.trainer import digest
 
 BIGRAM_STEPS = 300  # after as many steps the model has learned more than pairs of letters
 LAST_STEPS = 20  # one step's loss is noisy; the mean of the last ones is not

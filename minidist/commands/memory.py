@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.file_format import format_of
 from minidist.base.limits import check_count
-from minidist.commands.command import Option, Result, command_line, grouped, json_or_table, say
+from minidist.commands.command import Option, Result, command_line, json_or_table, say
 from minidist.commands.flags import described_model, one_of
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ class StepFlags:
 
 
 @json_or_table
-@grouped
 def memory(
     *,
     params: Annotated[str | None, Option(help="number of parameters, such as 7.5e9 or 7.5B")] = None,

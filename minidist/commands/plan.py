@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.limits import check_count
-from minidist.commands.command import Argument, Option, Result, command_line, grouped, json_or_table, say
+from minidist.commands.command import Argument, Option, Result, command_line, json_or_table, say
 from minidist.commands.flags import above_zero, described_model, one_of, picture_file, whole_numbers
 
 if TYPE_CHECKING:
@@ -182,7 +182,6 @@ class LayoutFlags:
 
 
 @json_or_table
-@grouped
 def plan(
     *,
     config: Annotated[

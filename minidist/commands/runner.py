@@ -6,9 +6,10 @@ Proved by: tests/commands/test_cli.py, tests/planning/test_volumes.py
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +149,14 @@ def run_training(
             from minidist.job.train.metrics import MetricsFile
 
             writing.append(stack.enter_context(MetricsFile(metrics, config.resume)))
-        outcome = _run("train", config, main, size, timeout, eager_bytes, "totals" if trace is None else True)
+        outcome = execute(
+            main,
+            ranks=size,
+            timeout=timeout,
+            eager_bytes=eager_bytes,
+            equal=partial(settings_to_agree_on, "train", config),
+            record="totals" if trace is None else True,
+        )
     if not outcome.is_root:
         return None
     return summarize(config, outcome, trace, time.perf_counter() - started, command)
@@ -297,7 +305,8 @@ def run_comparison(
         return compare_rank(comm, config, expected, *watching)
 
     with Progress(config.steps, interactive, f"compare: {size} ranks", ends=False) as together:
-        outcome = _run("compare", config, main, size, timeout, eager_bytes)
+        equal = partial(settings_to_agree_on, "compare", config)
+        outcome = execute(main, ranks=size, timeout=timeout, eager_bytes=eager_bytes, equal=equal)
     if not outcome.is_root:
         return None
     verdict: Comparison | None = None if loop is not None else outcome.results[0]
@@ -337,29 +346,6 @@ def _with_a_tier(config: TrainConfig, size: int, ranks: int | None, given: Colle
         if launched_rank() == 0:
             print(f"minidist: compared with {flags}: {why}", file=sys.stderr, flush=True)
     return config
-
-
-def _run(
-    command: str,
-    config: TrainConfig,
-    main: Callable[[Comm], Any],
-    size: int,
-    timeout: float,
-    eager_bytes: int,
-    record: bool | str = True,
-) -> Outcome:
-    """Run what each rank does, after a check that all processes of mpiexec have the same settings."""
-    if not under_mpiexec():
-        return execute(main, ranks=size, timeout=timeout, eager_bytes=eager_bytes, record=record)
-    from minidist.comm.mpi.agreement import check_same_settings  # simulated ranks need nothing of MPI's
-
-    settings = settings_to_agree_on(command, config)
-
-    def checked(comm: Comm) -> Any:
-        check_same_settings(comm, settings)
-        return main(comm)
-
-    return execute(checked, timeout=timeout, eager_bytes=eager_bytes, record=record)
 
 
 def mesh_of(dims: ParallelDims) -> dict[str, int]:

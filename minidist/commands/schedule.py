@@ -16,7 +16,7 @@ from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.base.limits import whole_number
 from minidist.comm.launching import writable
-from minidist.commands.command import Argument, Exit, Json, Option, command_line, grouped, say
+from minidist.commands.command import Argument, Exit, Json, Option, command_line, json_or_table, say
 from minidist.commands.flags import above_zero, one_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class PlanFlags:
     ] = None
 
 
-@grouped
+@json_or_table
 def schedule(
     *,
     plans: Annotated[

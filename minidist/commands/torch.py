@@ -13,7 +13,7 @@ from minidist.base.extras import extra
 from minidist.base.limits import check_count, check_ranks
 from minidist.base.trace_file import write_traces
 from minidist.base.user_file import is_user_function, load_function
-from minidist.commands.command import Argument, Option, Result, grouped, json_or_table, say
+from minidist.commands.command import Argument, Option, Result, json_or_table, say
 from minidist.commands.flags import Timeout, within_limits
 
 if TYPE_CHECKING:
@@ -118,7 +118,6 @@ OwnPackages = Annotated[
 
 
 @json_or_table
-@grouped
 def torch(
     *,
     script: Script,

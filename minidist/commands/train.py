@@ -10,7 +10,7 @@ from typing import Annotated
 from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import MAX_RANKS, check_count
 from minidist.comm.launched import launched_rank
-from minidist.commands.command import Option, Result, command_line, grouped, json_or_table, say
+from minidist.commands.command import Option, Result, command_line, json_or_table, say
 from minidist.commands.flags import Timeout
 from minidist.commands.options import DeepSpeed, DeviceName, EagerBytes, Ranks, on_device, takes_config, with_deepspeed
 from minidist.job.config.train_config import TrainConfig, resolve_dims
@@ -69,7 +69,6 @@ class DryFlags:
 
 @takes_config
 @json_or_table
-@grouped
 def train(
     *,
     config: TrainConfig,

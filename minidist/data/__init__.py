@@ -6,8 +6,7 @@ generated.py   data that need no download
 files.py       the user's own files
 stages.py      what happens to samples between storage and the model
 sampler.py     which samples a step trains on
-shares.py      which rank computes which of them
-batch_plan.py  the batch of each step
+batch_plan.py  the batch of each step, and which rank computes which of its rows
 prefetch.py    batches that a thread makes ahead of time
 workers.py     batches that worker processes make ahead of time
 entropy.py     the entropy of a text, which a model must beat
@@ -19,6 +18,7 @@ from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.base.cache import cached
+    from minidist.data.batch_plan import Shares, cut_batch, measured_every, parse_weights, sharding_rule
     from minidist.data.datasets import Dataset, SampleDataset, TokenDataset, data_digest, hold_out
     from minidist.data.entropy import bigram_entropy, unigram_entropy
     from minidist.data.files import idx_folder, npz_file, text_file, token_file
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from minidist.data.load import load_dataset
     from minidist.data.prefetch import PrefetchingSampler
     from minidist.data.sampler import GlobalBatchSampler, microbatch_numbers, microbatch_rows, weighted_shards
-    from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights, sharding_rule
     from minidist.data.workers import LoaderError, WorkerSampler
 
 __all__ = [

@@ -69,22 +69,20 @@ def load_dataset(spec: str) -> Dataset:
     if not isinstance(spec, str):
         raise UsageError(f"load_dataset({quoted(spec)}); pass the name of a dataset, such as 'pydoc' or 'text:FILE'")
     spec, *stages = map(str.strip, spec.split("|"))
-    return with_stages(_source(spec), stages) if stages else _source(spec)
-
-
-def _source(spec: str) -> Dataset:
-    if is_user_function(spec):
-        return _own(spec)
-    # A name that minidist generates, or kind:path.
+    # A user's function, a name that minidist generates, or kind:path.
     kind, colon, path = spec.partition(":")
-    if not colon and spec in GENERATED:
-        return _generated(spec)
-    if kind in FILES:
+    if is_user_function(spec):
+        dataset = _own(spec)
+    elif not colon and spec in GENERATED:
+        dataset = _generated(spec)
+    elif kind in FILES:
         if not path:
             what = "vocabulary" if kind == "random" else "file"
             raise UsageError(f"--data {quoted_path(spec, marks=False)} names no {what}; write {kind}:{_place(kind)}")
-        return FILES[kind](path)
-    raise _no_data(spec)
+        dataset = FILES[kind](path)
+    else:
+        raise _no_data(spec)
+    return with_stages(dataset, stages) if stages else dataset
 
 
 def _no_data(spec: str) -> UsageError:

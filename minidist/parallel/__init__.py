@@ -21,7 +21,6 @@ comm_hooks.py            a hook in place of the reduction of a bucket
 compressor.py           a hook that reduces buckets with fewer bytes
 host_pool.py            host memory next to a device
 overflow.py             agreement on whether a gradient overflowed
-axes_check.py           over which ranks gradients may be summed
 sharding_check.py       whether a sharded module goes with what it has inside
 layout_check.py         types of results over the tensor axis
 redistribute.py         tensors move to the ranks that hold them in another layout

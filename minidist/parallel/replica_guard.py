@@ -21,6 +21,7 @@ from zlib import crc32
 
 import numpy as np
 
+from minidist.base.errors import quoted
 from minidist.base.limits import check_number
 from minidist.comm.header import OVER
 from minidist.core.autograd import BackwardPass, Node, Parameter
@@ -37,7 +38,6 @@ from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
 from minidist.core.parallel.data_parallel import Bucket
 from minidist.nn.ops.in_place import SAMPLED, sample_step
-from minidist.parallel.axes_check import check_axes
 
 DIGEST_BYTES = 16  # of the fingerprints of the model's names and shapes and of the settings, which all ranks compare
 
@@ -94,19 +94,21 @@ class ReplicaGuard:
     def wraps(self, wrapper: str, module: Any, flat: FlatParameters, settings: Any, *comms: Comm) -> None:
         check_axes(wrapper, module, flat.parameters, *comms)
         self.has_no_forward = wrapper == "ZeroOptimizer"
-        if wrapper in SETTINGS:
-            unused = {"find_unused_parameters": settings.reducer_type.unused == "zeros"}
-            settings = dict(zip(SETTINGS[wrapper], attrgetter(*SETTINGS[wrapper])(settings), strict=True)) | unused
-        check_same_model(flat, comms[0], wrapper, settings)
-        # A unit of FSDP is not loaded as a whole.
-        if wrapper != "fully_shard":
+        several = comms[0].size > 1
+        if several:
+            if wrapper in SETTINGS:
+                unused = {"find_unused_parameters": settings.reducer_type.unused == "zeros"}
+                settings = dict(zip(SETTINGS[wrapper], attrgetter(*SETTINGS[wrapper])(settings), strict=True)) | unused
+            check_same_model(flat, comms[0], wrapper, settings)
+        # A unit of FSDP is not loaded as a whole, and no optimizer would have the shard of a parameter that is unfrozen
+        # later.
+        if wrapper == "fully_shard":
+            for parameter in flat.parameters:
+                if not parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(partial(refuse_unfrozen, comms[0].rank))
+        elif several:
             flat.load_checks.append(partial(check_same_values, flat, comms[0]))
             self._choose_samples(flat)
-            return
-        # No optimizer of any rank would have the shard of a parameter that is unfrozen later.
-        for parameter in flat.parameters:
-            if not parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(partial(refuse_unfrozen, comms[0].rank))
 
     def shards(self, module: Any, ignored: Collection[Parameter]) -> None:
         from minidist.parallel.sharding_check import check_sharding
@@ -124,7 +126,8 @@ class ReplicaGuard:
                 self.statistics = RunningStatistics(module, *self.comms)
 
     def forward_begins(self, module: Any) -> None:
-        self.mode = mode_of(self.module if module is None else module)
+        if self.ranks > 1:  # with one, nothing is compared
+            self.mode = mode_of(self.module if module is None else module)
 
     def backward_begins(self, running: BackwardPass, again: bool = False) -> None:
         if self.has_no_forward:  # none has said that it begins
@@ -232,6 +235,53 @@ def next_model(comm: Comm) -> int:
     return number
 
 
+def check_axes(wrapper: str, module: Any, parameters: Iterable[Parameter], *comms: Comm) -> None:
+    """Raise UsageError when summing the gradients of `parameters` over `comms` cannot be right. Sends nothing.
+
+    A model may be split over one axis of a mesh before a wrapper sums its gradients over another. Two mistakes in this
+    leave every message well formed, and the loss falls:
+
+        over too many ranks   DistributedDataParallel(model, mesh["tp"]): shards of different columns would be averaged
+        over too few ranks    DistributedDataParallel(model, mesh["dp"]) with context parallelism: the ranks of `cp`
+                              see different tokens, and their gradients would never be added
+
+    wrapper: its name, for the message. module: what the parameters belong to, if it is known. comms: the communicators
+    along which the wrapper sums; hybrid sharding has two.
+    """
+    for comm in comms:
+        check_communicator(comm, wrapper)
+    mine, members = comms[0], {rank for comm in comms for rank in comm.members}
+
+    # Shards of one tensor have nothing in common, so there is nothing to sum. Most parameters are cut the same way.
+    seen = set()
+    for parameter in parameters:
+        layout = parameter.layout
+        cuts = () if layout is None else zip(layout.axes, layout.ranks, strict=False)
+        for axis, ranks in cuts:
+            if (axis, ranks) in seen:
+                continue
+            seen.add((axis, ranks))
+            if len(members.intersection(ranks)) > 1:
+                raise UsageError(
+                    f"rank {mine.members[mine.rank]}: {wrapper} over ranks {quoted(sorted(members))} would sum"
+                    f" parameter {parameter.name!r} with other shards of axis {axis!r} (ranks {quoted(list(ranks))}),"
+                    " which hold other rows or columns; pass the data-parallel axis instead, such as mesh['dp'], or"
+                    " leave the wrapper out"
+                )
+
+    # Attention that is split over the sequence: every rank of its axis has only the gradient of that rank's tokens.
+    for part in module.modules() if isinstance(module, Module) else ():
+        attention = getattr(part, "attention_fn", None)
+        split_over = getattr(attention, "sequence_comm", None)
+        if split_over is not None and not members.issuperset(split_over.members):
+            raise UsageError(
+                f"rank {mine.members[mine.rank]}: {wrapper} over ranks {quoted(sorted(members))} of a model with"
+                f" context parallelism over ranks {quoted(list(split_over.members))}: the gradients of the ranks of"
+                " axis 'cp', which see other tokens, would never be added; pass both axes: mesh['dp', 'cp'], which"
+                " gradient_axes(mesh) returns"
+            )
+
+
 def mode_of(module: Any | None) -> str:
     """Return "", or in words how many modules are in evaluation, not in training. It must be equal on every rank."""
     modes = [part.training for part in module.modules()] if isinstance(module, Module) else []
@@ -265,8 +315,6 @@ def check_same_model(flat: FlatParameters, comm: Comm, wrapper: str, settings: M
 
     wrapper: whose `settings` they are, by name. Raises MismatchError on a rank where one of the two differs.
     """
-    if comm.size == 1:
-        return
     # A broadcast of 16 bytes instead of all names: the ranks would hang, or add unrelated gradients, if their models
     # or settings differed.
     text = repr([(p.name, p.shape, str(p.dtype), p.requires_grad) for p in flat.parameters])
@@ -306,8 +354,6 @@ def check_same_values(flat: FlatParameters, comm: Comm) -> None:
     Raises MismatchError on a rank where it differs. Of ranks that loaded nothing the next collective meets this one,
     which is called load_state_dict.
     """
-    if comm.size == 1:
-        return
     mine = fingerprint(flat.data.tobytes(), DIGEST_BYTES)
     with purpose("startup"):
         theirs: Any = broadcast(comm.collective("load_state_dict"), mine.copy())

@@ -23,6 +23,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
+from minidist.core.pipeline.plan import Plan
 
 if TYPE_CHECKING:
     from minidist.nn.batch_norm import BatchNorm
@@ -104,10 +105,10 @@ def exchange_among(comm: Comm, ranks: Sequence[int]) -> Exchange | None:
 
 
 def combine_statistics(
-    stages: Mapping[int, Any], comm: Comm, ranks: Mapping[int, Sequence[int]], data: Comm | None
+    stages: Mapping[int, Any], comm: Comm, plan: Plan, data: Comm | None
 ) -> list[Callable[[], None]]:
-    """Return what combines the batch norms of this rank's stages over their `ranks` of `comm`, then over `data`."""
-    found = []
+    """Return what combines the batch norms of this rank's stages over their ranks of `comm`, then over `data`."""
+    found, ranks = [], plan.holders()
     for n, stage in sorted(stages.items()):
         if len(ranks[n]) > 1 or data is not None:
             statistics = RunningStatistics(stage.module, exchange_among(comm, ranks[n]), data)

@@ -79,12 +79,11 @@ def check_plan(module: Module, plan: Mapping[str, Any]) -> None:
     for pattern, styles in plan.items():
         for name in fnmatch.filter(parts, pattern):
             for style in styles if isinstance(styles, list) else [styles]:
-                _check_style(style.func if isinstance(style, partial) else style, parts[name], name)
-                if isinstance(style, partial) and style.func is tensor_parallel.split_loss:
-                    _check_words(parts[name], style.keywords["vocab_size"])
+                _check_style(style, parts[name], name)
 
 
-def _check_style(style: Any, module: Any, name: str) -> None:
+def _check_style(given: Any, module: Any, name: str) -> None:
+    style = given.func if isinstance(given, partial) else given
     # A class of another layer is a subclass of one of these; most styles that are objects refuse by themselves.
     kind = style if isinstance(style, type) else type(style)
     known = {style} if isinstance(style, FunctionType) else set(kind.__mro__)
@@ -100,16 +99,14 @@ def _check_style(style: Any, module: Any, name: str) -> None:
         )
     if tensor_parallel.VocabParallelHead in known and getattr(module, "bias", None) is not None:
         raise UsageError(f"the head {module.name!r} has a bias; a vocabulary-parallel head has none")
-
-
-def _check_words(module: Any, vocab_size: int) -> None:
-    # The head's weight may be a shard already; its layout knows the number of words.
-    weight = module.lm_head.weight
-    words = (weight.layout.global_shape if weight.layout else weight.shape)[0]
-    if words != vocab_size:
-        raise UsageError(
-            f"the plan is for a vocabulary of {vocab_size} words, the model has {words}; give the plan {words}"
-        )
+    if style is tensor_parallel.split_loss and style is not given:
+        # The head's weight may be a shard already; its layout knows the number of words.
+        weight, planned = module.lm_head.weight, given.keywords["vocab_size"]
+        words = (weight.layout.global_shape if weight.layout else weight.shape)[0]
+        if words != planned:
+            raise UsageError(
+                f"the plan is for a vocabulary of {planned} words, the model has {words}; give the plan {words}"
+            )
 
 
 def not_for(style: str, module: Any, name: str, kinds: tuple[type, ...]) -> UsageError:

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from minidist.core.base.errors import UsageError
-from minidist.core.pipeline.plan import COMPUTE, Action, Item, Plan, actions_of, show, transfer
+from minidist.core.pipeline.plan import COMPUTE, Action, Item, Plan, actions_of, transfer
 from minidist.pipeline.deadlocks import deadlock_error
+from minidist.pipeline.plan_methods import show
 from minidist.pipeline.simulate import Dependencies, Simulation, partner
 
 

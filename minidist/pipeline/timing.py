@@ -26,9 +26,9 @@ from minidist.core.pipeline.plan import (
     Item,
     Plan,
     actions_of,
-    show,
 )
 from minidist.pipeline.passes import computations
+from minidist.pipeline.plan_methods import show
 from minidist.pipeline.simulate import Dependencies, Simulation, Span, partner, simulate
 from minidist.pipeline.times import Times, uniform
 from minidist.pipeline.timing_vectorized import Flat, flatten, seconds_by_kind, split, sweep

@@ -12,7 +12,8 @@ from typing import Any
 
 from minidist.base.traces import SpanEvent, Trace
 from minidist.core.base.errors import UsageError
-from minidist.core.pipeline.plan import Item, actions_of, show
+from minidist.core.pipeline.plan import Item, actions_of
+from minidist.pipeline.plan_methods import show
 from minidist.pipeline.timing import Timing
 from minidist.report.frame import Figure, Style, finish, name_rows, new_figure, patch, tidy
 from minidist.report.palette import NAMES, PALETTE, ink, shade

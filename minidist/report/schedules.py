@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from minidist.base.errors import UsageError, quoted
-from minidist.core.pipeline.plan import Plan, show
+from minidist.core.pipeline.plan import Plan
 from minidist.pipeline.passes import lower_blocking
+from minidist.pipeline.plan_methods import show
 from minidist.pipeline.times import parse_times, read_profile
 from minidist.pipeline.timing import Timing, over_limit, time_plan
 from minidist.pipeline.validate import validate

@@ -18,8 +18,12 @@ def test_sums_and_scatter():
     assert xp.sum_rows(x, out) is out
     np.testing.assert_array_equal(xp.sum_rows(np.zeros((0, 2))), [0, 0])
     np.testing.assert_array_equal(xp.dot_rows(x, x), (x * x).sum(-1, keepdims=True))
-    for target in (np.zeros((4, 2)), np.ones((4, 2))):
-        rows, values = np.array([3, 0, 3, 3]), np.arange(8.0).reshape(4, 2)
+    for target, rows in (
+        (np.zeros((4, 2)), [3, 0, 3, 3]),
+        (np.ones((4, 2)), [3, 0, 3, 3]),
+        (np.ones((5, 2)), [2, 0, 4, 1]),
+    ):
+        rows, values = np.array(rows), np.arange(8.0).reshape(4, 2)
         expected = target.copy()
         np.add.at(expected, rows, values)
         xp.scatter_add_rows(target, rows, values)

@@ -20,7 +20,7 @@ from minidist.core.base.errors import MinidistError, UsageError
 from minidist.job.checkpoint.resume import check_saving
 from minidist.job.config.rules import check_rules, notices
 from minidist.job.config.train_config import TrainConfig, flag, resolve_batches, resolve_dims
-from minidist.job.train import job as train_job
+from minidist.job.train.job import Job
 from minidist.job.train.trainer import train
 from minidist.techniques import ranks_beside
 from tests.cases import has_settings
@@ -345,13 +345,13 @@ def test_pairs_that_were_ignored_once(first, second):
 
 
 def test_a_setting_that_nothing_reads_is_found(monkeypatch):
-    original = train_job.optimizer_class
+    original = Job.optimizer
 
     def forgets_eps(job, *more):
         kind, settings = original(job, *more)
         return kind, {name: value for name, value in settings.items() if name != "eps"}
 
-    monkeypatch.setattr(train_job, "optimizer_class", forgets_eps)
+    monkeypatch.setattr(Job, "optimizer", forgets_eps)
     what_happens.cache_clear()
     try:
         assert ignored("eps", "seed") == ["--eps 0.1 in {'eps': 0.1, 'seed': 1}"]

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.core.base.errors import UsageError
-from minidist.core.pipeline.plan import B, F, I, Plan, W, lower, show
+from minidist.core.pipeline.plan import B, F, I, Plan, W, lower
 from minidist.pipeline.passes import computations, lower_blocking, recompute
+from minidist.pipeline.plan_methods import show
 from minidist.pipeline.schedules import from_csv, from_text, get_schedule, read, schedules
 from minidist.pipeline.simulate import Dependencies
 from minidist.pipeline.times import Times, parse_times, read_profile, uniform

@@ -51,9 +51,10 @@ OVERRIDES = {
 }
 # What a job has in place of a method that the core leaves open: its batches, and its part of a step.
 OF_JOBS = ("divisor", "first_row", "is_language_model", "lr_factor", "micro_batch", "microbatches", "scale", "scaled")
+OF_RUNS = ("after_forward_backward", "after_step", "before_step", "is_updated")
 HOOKS = {
     *(f"job/train/job.py Job.{name}" for name in OF_JOBS),
-    *(f"job/train/run.py Run.{name}" for name in ("after_forward_backward", "after_step", "before_step", "is_updated")),
+    *(f"job/train/trainer.py Run.{name}" for name in OF_RUNS),
 }
 # Files that watch messages and modules, record them, and refuse; `SimWorld` is the core's world with all of these.
 CHECKS = {
@@ -69,11 +70,14 @@ CHECKS = {
     "parallel/replica_guard.py",
     "pipeline/runtime/refusals.py",
 }
-# The counter of operations, what says when a message has arrived, and dropout: its probability is 0 here.
+# The counter of operations, dropout, whose probability is 0 here, what says when a message has arrived and the dtype of
+# one by its name, and the parts of an output that is no tensor.
 STEPPED_THROUGH = {
+    "base/arrays.py",
     "base/coordinates.py",
     "base/flop_counter.py",
     "nn/dropout.py",
+    "nn/ops/objects.py",
     "pipeline/runtime/early_release.py",
     "pipeline/runtime/pipeline.py",
 }

@@ -9,7 +9,7 @@ Simulated ranks run one program with one set of settings, so there is nothing to
 Proved by: tests/comm/mpi/test_agreement.py
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from minidist.comm.mpi.waits import Entering
@@ -38,6 +38,12 @@ def check_same_settings(comm: Comm, settings: Mapping[str, Any]) -> None:
     if len(set(prints)) > 1:
         raise UsageError(difference(world.base.allgather(mine)))
     world.waiting = None
+
+
+def agreed(settings: Mapping[str, Any], main: Callable[..., Any], comm: Comm, *arguments: Any) -> Any:
+    """Return what `main(comm, *arguments)` returns, after `check_same_settings`."""
+    check_same_settings(comm, settings)
+    return main(comm, *arguments)
 
 
 def difference(settings: Sequence[Mapping[str, str]]) -> str:

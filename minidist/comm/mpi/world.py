@@ -33,7 +33,7 @@ from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_log import Call, CallLog
 from minidist.comm.call_site import NOWHERE, CallSite, FindsLines, call_site
-from minidist.comm.communicator import CheckedComm, Claim, second_thread, unwaited
+from minidist.comm.communicator import CheckedComm, Claim, check_watching, second_thread, unwaited
 from minidist.comm.errors import BufferReuseError, UnmatchedMessageError
 from minidist.comm.has_run import LAZY, check_takes_comm, has_run, with_remedies
 from minidist.comm.header import (
@@ -41,7 +41,6 @@ from minidist.comm.header import (
     HEADER_BYTES,
     KEY_BYTES,
     NO_CHECKSUM,
-    check_watching,
     checksum_bytes,
     compare,
     dtype_name,

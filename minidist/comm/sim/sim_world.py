@@ -21,10 +21,9 @@ from minidist.base.interrupts import interruptible
 from minidist.base.limits import check_number, check_whole
 from minidist.base.traces import Trace
 from minidist.comm.call_site import NOWHERE, CallSite, FindsLines, call_site
-from minidist.comm.communicator import CheckedComm, second_thread, unwaited
+from minidist.comm.communicator import CheckedComm, check_watching, second_thread, unwaited
 from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError
 from minidist.comm.has_run import LAZY, check_takes_comm, has_run, with_remedies
-from minidist.comm.header import check_watching
 from minidist.comm.message_checks import CheckedCall
 from minidist.comm.sim.checks import KEPT_CALLS, BufferWatch, CallWatch, Lines, Recorder, Totals
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped

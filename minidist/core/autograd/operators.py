@@ -2,7 +2,7 @@
 
 Scalars become arrays of the tensor's dtype, dtypes must agree, two operands broadcast as in NumPy, and the gradient of
 a broadcast operand is summed back to the operand's shape. A vector-Jacobian product (vjp) keeps only what it needs, the
-operand or the result. It keeps an operand through `saved()`, so that a Parameter is read again and its version checked.
+operand or the result. It keeps an operand through `saved()`, so that a Parameter's array is read again.
 
 A tensor's methods are operations, which need `Tensor`: they are set here, and in ops/linear.py and backward.py.
 
@@ -52,7 +52,7 @@ def operand(x: Tensor) -> Tensor:
     """x as an operation sees it that computes in float32: x itself, or a `HalfOperand` when it is half precision."""
     if not isinstance(x, Tensor):
         hooks.wrong_arguments().refuse_operand(x)
-    dtype = x.data.dtype
+    dtype = x.dtype
     return hooks.precision().HalfOperand(x) if dtype.itemsize == 2 and xp.is_half(dtype) else x
 
 
@@ -179,3 +179,4 @@ Tensor.__mul__ = Tensor.__rmul__ = mul
 Tensor.__truediv__ = div
 Tensor.__getitem__ = getitem
 Tensor.sum, Tensor.mean, Tensor.reshape = sum, mean, reshape
+hooks.add_tensor_methods(Tensor)

@@ -2,7 +2,8 @@
 buffer of its gradient may be a slice of a larger array.
 
 FSDP frees and gathers parameters, a pipeline stashes older versions, an optimizer updates them. A node therefore keeps
-the Parameter and the `version` that it saw in forward, never the array, and backward refuses to use another version.
+the Parameter, never the array. The `version` counts updates: minidist/nn/ops/in_place.py refuses a backward that would
+use another one than forward saw.
 
     backward ──▶ accumulate ──▶ gradient.local, which lies in its buffer, perhaps a slice of a flat array
 
@@ -15,7 +16,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from minidist.core.autograd.tensor import SavedTensor, Tensor, contribution_recorder, into_buffer
+from minidist.core.autograd.tensor import Tensor, contribution_recorder, into_buffer
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import AutogradError, ShapeError
@@ -194,8 +195,8 @@ class Parameter(Tensor):
             self.flat.updated(by)
 
     def saved(self) -> Any:
-        """What a node keeps: the parameter and the version that forward saw, never the array."""
-        return (hooks.saved_tensor or SavedTensor)(self, self.version, self._data)
+        """What a node keeps: the parameter, never its array; a library adds the version that forward saw."""
+        return hooks.saved_tensor(self, self.version, self._data) or self
 
     @property
     def grad(self) -> xp.Array | None:

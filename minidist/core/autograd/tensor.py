@@ -17,13 +17,12 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import AutogradError, VersionError
+from minidist.core.base.errors import AutogradError
 from minidist.core.base.trace import watchers
 
 # --- a rank's state: whether operations are recorded, and who receives weight gradients ---
@@ -105,7 +104,7 @@ class Node:
 
 
 _method = cast("Callable[..., Tensor]", None)  # the type of an operator or a method
-_added: "Callable[[str], Callable[..., Tensor]]" = partial(hooks.added, "tensor_methods")
+_not_here = cast("Callable[..., Tensor]", hooks.not_in_the_core)
 
 
 class Tensor:
@@ -162,11 +161,11 @@ class Tensor:
         return self.data.item()
 
     def saved(self) -> Any:
-        """What a node keeps to read `.data` in backward: the tensor itself, of a Parameter or input a checked use."""
+        """What a node keeps to read `.data` in backward: the tensor itself, or what a library checks its use with."""
         node = self.node
         if (node is not None and node.name != "leaf") or self.data.ndim == 0 or not grad_enabled.get():
             return self if saved_tensors.get() is None else kept(self.data, self)
-        return (hooks.saved_tensor or SavedTensor)(self, 0, self.data)
+        return hooks.saved_tensor(self, 0, self.data) or self
 
     def save(self, array: xp.Array) -> Any:
         """An array of an operation on this tensor, to read `.data` of in backward."""
@@ -189,51 +188,12 @@ class Tensor:
         sum = mean = reshape = _method
         backward: ClassVar[Callable[..., Any]]
 
-    # No model of the core uses these: a library adds them.
-    __neg__ = _added("neg")
-    __sub__ = _added("sub")
-    __rsub__ = _added("rsub")
-    __rtruediv__ = _added("rtruediv")
-    __pow__ = _added("pow")
-    __bool__ = _added("bool")
-    __iter__ = _added("iter")
-    __array__ = _added("array")
-    __array_function__ = _added("array_function")
-    exp = _added("exp")
-    log = _added("log")
-    max = _added("max")
-    relu = _added("relu")
-    sqrt = _added("sqrt")
-    tanh = _added("tanh")
-    transpose = _added("transpose")
-    detach = _added("detach")
-    astype = _added("astype")
-    __reduce_ex__ = hooks.added("tensor_methods", "reduce_ex")
-    T = property(transpose, doc="The dims reversed.")
-
-
-class SavedTensor:
-    """One use of a parameter or an input by a node: reads the array bound at the time of the backward, if it fits.
-
-    A subclass outside the core also notices writes into the array itself. array: what forward read, None if released.
-    """
-
-    __slots__ = ("tensor", "version")
-
-    def __init__(self, tensor: Any, version: int, array: xp.Array | None) -> None:
-        self.tensor, self.version = tensor, version
-
-    @property
-    def data(self) -> xp.Array:
-        """The array; VersionError when it has another version than forward saw."""
-        tensor = self.tensor
-        if tensor.version != self.version:
-            raise VersionError(
-                f"parameter {tensor.name!r} was changed between forward and backward: it has version {tensor.version},"
-                f" and forward used version {self.version}; call backward before optimizer.step() and before any other"
-                " change of its values"
-            )
-        return tensor.data
+    # No model of the core uses these: a library adds them (minidist/additions.py).
+    __neg__ = __sub__ = __rsub__ = __rtruediv__ = __pow__ = __bool__ = __iter__ = _not_here
+    __array__ = __array_function__ = _not_here
+    __reduce_ex__: Any = _not_here
+    exp = log = max = relu = sqrt = tanh = transpose = detach = astype = _not_here
+    T = property(lambda x: x.transpose(), doc="The dims reversed.")
 
 
 def kept(array: xp.Array, tensor: Tensor | None = None) -> Any:

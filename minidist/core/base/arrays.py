@@ -187,9 +187,9 @@ def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
         np.add.at(target, rows, values)
     elif rows.size:
         order = np.argsort(rows, kind="stable")
-        ordered = rows[order]
-        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-        target[ordered[starts]] += np.add.reduceat(values[order], starts, axis=0)
+        rows, values = rows[order], values[order]
+        starts = np.flatnonzero(np.concatenate(([True], rows[1:] != rows[:-1])))
+        target[rows[starts]] += values if starts.size == rows.size else np.add.reduceat(values, starts, axis=0)
 
 
 # --- half precision: the sums and products of 16-bit floats are done in float32, see half.py ---

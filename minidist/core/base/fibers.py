@@ -1,8 +1,6 @@
-"""Fibers: programs in one thread that run until they pause. Ranks of the simulated world and asynchronous works are
-fibers. Two backends have the same interface, and `sys.platform` decides between them once:
+"""Fibers: programs in one thread that run until they pause, as ranks of the simulated world and asynchronous works do.
 
-    greenlet                        CPython on every system
-    promises (base/promise_fibers)  Pyodide, in a browser or under Node, which have neither greenlets nor threads
+They are greenlets. Where there are none, a library has fibers of the same interface (minidist/base/promise_fibers.py).
 
     hub = current()                                    what runs now
     fiber = spawn(program, argument, context, hub)     nothing runs yet; control goes to the hub when it ends
@@ -12,7 +10,7 @@ fibers. Two backends have the same interface, and `sys.platform` decides between
     throw(fiber, error)   raise `error` where the fiber has paused, and return when it has ended; FiberExit ends it and
                           is not raised here. A fiber that is thrown at by another one must not pause again
     fiber.dead            whether it has ended
-    fiber.gr_frame        the frame in which it has paused, or None; always None with promises
+    fiber.gr_frame        the frame in which it has paused; None when nothing is known of it
 
 Proved by: tests/base/test_fibers.py
 """

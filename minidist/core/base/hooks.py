@@ -60,7 +60,7 @@ def _any_place(*_: Any) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def not_in_the_core(*_: Any) -> Any:
+def not_in_the_core(*_: Any, **__: Any) -> Any:
     raise UsageError(
         "minidist/core has no half precision, dropout, devices, loading of weights, receives from any rank or further"
         " options of its wrappers; import all of minidist"
@@ -78,7 +78,7 @@ def added(library: str, name: str) -> Callable[..., Any]:
 
 
 # Modules, functions and classes without which the core refuses what needs them.
-fibers = half = precision = module_methods = one_event = tensor_methods = not_in_the_core
+fibers = half = precision = module_methods = one_event = plan_methods = tensor_methods = not_in_the_core
 dropped_weights = cut_run = shard_with_options = replica_reducers = not_in_the_core
 
 # Names that stand for a choice among algorithms: (comm, operation, bytes of the whole array) -> the algorithm's name.

@@ -72,7 +72,7 @@ class Action(int):
         return self % STAGE // STEP
 
     def __str__(self) -> str:
-        return show(self)
+        return f"{self.stage}{self.kind}{'' if self.kind == 'REDUCE_GRAD' else self.microbatch}"
 
     __repr__ = __str__
 
@@ -107,16 +107,6 @@ def actions_of(item: Item) -> tuple[Action, ...]:
     return (Action(item[0]), Action(item[1])) if isinstance(item, tuple) else (Action(item),)
 
 
-def show(item: Item) -> str:
-    """Return an item in the field's grammar."""
-    if isinstance(item, tuple):
-        return f"({show(item[0])};{show(item[1])})OVERLAP_F_B"
-    kind = item % STEP
-    if kind == REDUCE_GRAD:
-        return f"{item // STAGE}REDUCE_GRAD"
-    return f"{item // STAGE}{KINDS[kind]}{item % STAGE // STEP}"
-
-
 @dataclass(frozen=True)
 class Plan:
     """The orders of all ranks for one step (or, with asynchronous updates, for a whole stream of micro-batches).
@@ -131,6 +121,8 @@ class Plan:
     microbatches: int
     updates: str = "flush"
     batch: int = 1
+
+    holders, to_csv, to_text = (hooks.added("plan_methods", name) for name in ("holders", "to_csv", "to_text"))
 
     @property
     def ranks(self) -> int:
@@ -157,14 +149,6 @@ class Plan:
             if action.kind == "F"
         }
 
-    def holders(self) -> dict[int, list[int]]:
-        """Return stage -> the ranks that compute it, in rank order."""
-        found: dict[int, list[int]] = {}
-        for rank in range(self.ranks):
-            for stage in {action.stage for action in self.actions(rank) if action.kind in COMPUTE}:
-                found.setdefault(stage, []).append(rank)
-        return dict(sorted(found.items()))
-
     def stages_of(self, rank: int) -> list[int]:
         """Return the stages that `rank` computes, ascending."""
         return sorted({action.stage for action in self.actions(rank) if action.kind in COMPUTE})
@@ -172,14 +156,6 @@ class Plan:
     def with_orders(self, orders: Orders) -> "Plan":
         """Return the same plan with other orders."""
         return replace(self, orders=orders)
-
-    def to_text(self) -> str:
-        """Return lines such as `rank 0: 0F0 0B0`, one per rank."""
-        return "".join(f"rank {rank}: {' '.join(map(show, order))}\n" for rank, order in enumerate(self.orders))
-
-    def to_csv(self) -> str:
-        """Return one line per rank, with a comma between items."""
-        return "".join(",".join(map(show, order)) + "\n" for order in self.orders)
 
 
 def lower(plan: Plan) -> Plan:

@@ -13,7 +13,7 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -27,17 +27,13 @@ from minidist.core.pipeline.plan import B, F, I, Orders, Plan, W, every
 class Schedule:
     """A schedule by name.
 
-    chunks: stages per rank, or None when the caller chooses (default 2). takes: (p, m, v, and the options that it
-    names) -> None, or the end of a sentence that says which m it can take. updates: see Plan. complete: (plan, options)
-    -> the plan, where options change more of it than its orders.
+    chunks: stages per rank, or None when the caller chooses (default 2). updates: see Plan.
     """
 
     name: str
     function: Callable[..., Orders]
     chunks: int | None = 1
-    takes: Callable[..., str | None] | None = None
     updates: str = "flush"
-    complete: Callable[[Plan, Mapping[str, Any]], Plan] | None = None
 
     def plan(self, stages: int, microbatches: int, chunks: int | None = None, **options: Any) -> Plan:
         """Return the plan for `stages` pipeline ranks with `chunks` stages each; UsageError where there is none."""
@@ -46,8 +42,7 @@ class Schedule:
         arguments: dict[str, Any] = {"p": stages, "m": microbatches}
         if "v" in inspect.signature(self.function).parameters:
             arguments["v"] = v
-        plan = Plan(self.name, self.function(**arguments, **options), stages * v, microbatches, self.updates)
-        return plan if self.complete is None else self.complete(plan, options)
+        return Plan(self.name, self.function(**arguments, **options), stages * v, microbatches, self.updates)
 
 
 SCHEDULES: Registry[Schedule] = Registry("schedule")

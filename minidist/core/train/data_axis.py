@@ -72,11 +72,6 @@ class DataAxis:
         self.flats, self.optimizer, self.model = flats, optimizer, model
         self.stage, self.experts = stage, experts
 
-    @property
-    def parameters(self) -> list[Parameter]:
-        """All parameters of the axis."""
-        return [parameter for flat in self.flats for parameter in flat.parameters]
-
     def zero_grad(self) -> None:
         """Clear the gradients of the previous step."""
         for flat in self.flats:

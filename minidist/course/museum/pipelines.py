@@ -76,7 +76,7 @@ def overflow_seen_by_one_stage(right: Any, self: Any, squares: float) -> Any:
 
 def plan_text() -> str:
     """Return the plan of two ranks that `validated` passes to the validator."""
-    return get_schedule("1f1b").plan(2, 3).to_text()
+    return str(get_schedule("1f1b").plan(2, 3).to_text())
 
 
 def crossed_sends(patch: Patch) -> None:

@@ -18,7 +18,7 @@ from minidist.data import sampler as samplers
 from minidist.data.sampler import GlobalBatchSampler
 from minidist.job import checkpoint
 from minidist.job.checkpoint import resume
-from minidist.job.train import recipe, run
+from minidist.job.train import recipe, trainer
 from minidist.job.train.job import Job, build
 
 
@@ -96,7 +96,7 @@ def shuffled_again(patch: Patch) -> None:
         has_resumed = config.resume
         return build(config, *arguments)
 
-    patch.setattr(run, "build", note)
+    patch.setattr(trainer, "build", note)
     for module in (samplers, data_ledger):
         patch.setattr(module, "permutation", order)
 
@@ -128,4 +128,4 @@ def every_process_reads_others(patch: Patch) -> None:
         job.sampler = DealtOut(job.sampler, comm.rank, comm.size)
         return recipe.parallelize(job, comm, *rest)
 
-    patch.setattr(run, "parallelize", parallelize)
+    patch.setattr(trainer, "parallelize", parallelize)

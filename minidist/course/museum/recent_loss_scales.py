@@ -11,7 +11,7 @@ from minidist.core.autograd import Tensor
 from minidist.core.comm import Comm
 from minidist.core.parallel import tensor_parallel
 from minidist.course.museum.exhibit import Patch, replaces
-from minidist.job.train import recipe, run
+from minidist.job.train import recipe, trainer
 from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.parallel.tensor.gathering import gather_from_tensor_parallel_region
 
@@ -33,14 +33,14 @@ def gathered_and_split_again(right: Any, logits: Tensor, targets: Any, *rest: An
     return right(whole, targets, *rest, comm=comm, vocab_size=whole.shape[-1] * comm.size)
 
 
-@replaces(run, "parallelize")
+@replaces(trainer, "parallelize")
 def multiplied_by_context_ranks(_: Any, job: Any, comm: Comm, *rest: Any) -> Any:
     """the loss is multiplied by the ranks of a sequence, and the sum over them is not divided by their number"""
     job.targets_per_sample //= job.batches.dims.cp
     return recipe.parallelize(job, comm, *rest)
 
 
-@replaces(run, "parallelize")
+@replaces(trainer, "parallelize")
 def divided_by_context_ranks(_: Any, job: Any, comm: Comm, *rest: Any) -> Any:
     """the divisor has the tokens of all ranks, and the ranks of a sequence are counted once more"""
     job.targets_per_sample *= job.batches.dims.cp
@@ -62,7 +62,7 @@ def _weaken_balance(patch: Patch, axis: str) -> None:
         job.model.aux_loss_weight /= getattr(job.batches.dims, axis)
         return recipe.parallelize(job, comm, *rest)
 
-    patch.setattr(run, "parallelize", parallelize)
+    patch.setattr(trainer, "parallelize", parallelize)
 
 
 def divided_by_micro_batches(patch: Patch) -> None:

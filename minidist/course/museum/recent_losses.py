@@ -18,7 +18,7 @@ from minidist.core.pipeline.runtime import split_model
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.course.museum.pipelines import weights_of
-from minidist.job.train import recipe, run
+from minidist.job.train import recipe, trainer
 from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.optim import SGD, clip_grad_norm_, clip_whole
 from minidist.pipeline.runtime.pipeline import Pipeline
@@ -175,7 +175,7 @@ def mean_of_batch_means(patch: Patch) -> None:
     patch.setitem(globals(), "mean_over_batches", means)
 
 
-@replaces(run, "parallelize")
+@replaces(trainer, "parallelize")
 def multiplied_by_all_processes(_: Any, job: Any, comm: Comm, *rest: Any) -> Any:
     """the loss is multiplied by the number of all processes where that of the data-parallel ones is meant"""
     job.targets_per_sample //= comm.size // job.batches.dp

@@ -15,7 +15,7 @@ from minidist.core.parallel.zero import ShardReducer
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.job.checkpoint import resume
-from minidist.job.train import recipe, run
+from minidist.job.train import recipe, trainer
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.sharded import FullySharded
 from minidist.optim.schedule import WarmupLinear
@@ -62,7 +62,7 @@ def sum_divided_again(right: Any, self: Any, piece: Array) -> None:
     right(self, piece)
 
 
-@replaces(run, "parallelize")
+@replaces(trainer, "parallelize")
 def loss_not_scaled(_: Any, made: Any, comm: Comm, *rest: Any) -> Any:
     """backward begins with the loss itself, and the gradient is divided by the loss scale"""
     for extension in made.extensions:
@@ -70,7 +70,7 @@ def loss_not_scaled(_: Any, made: Any, comm: Comm, *rest: Any) -> Any:
     return recipe.parallelize(made, comm, *rest)
 
 
-@replaces(run, "parallelize")
+@replaces(trainer, "parallelize")
 def one_step_too_many(_: Any, made: Any, comm: Comm, *rest: Any) -> Any:
     """a step that made the optimizer's state, before training, is counted"""
     strategy = recipe.parallelize(made, comm, *rest)

@@ -17,7 +17,7 @@ from minidist.core.parallel import tensor_parallel
 from minidist.core.parallel.context_parallel import RingAttention
 from minidist.course.museum import jobs, split_jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
-from minidist.job.train import recipe, run
+from minidist.job.train import recipe, trainer
 from minidist.job.train.job import build
 from minidist.job.train.strategies.data_axis import DataAxis
 from minidist.job.train.strategies.mesh import MeshStrategy
@@ -160,7 +160,7 @@ def gradient_of_unserved_slots(patch: Patch) -> None:
     patch.setattr(experts, "reshape", weights)
 
 
-@replaces(run, "build")
+@replaces(trainer, "build")
 def own_initial_values(_: Any, config: Any, batches: Any, comm: Comm) -> Any:
     """the position embedding, which every rank holds whole, has initial values that each rank draws for itself"""
     made = build(config, batches, comm)
@@ -169,7 +169,7 @@ def own_initial_values(_: Any, config: Any, batches: Any, comm: Comm) -> Any:
     return made
 
 
-@replaces(run, "parallelize")
+@replaces(trainer, "parallelize")
 def noise_by_rank(_: Any, made: Any, comm: Comm, *rest: Any) -> Any:
     """dropout is seeded with the rank, also on ranks that split a layer"""
     strategy = recipe.parallelize(made, comm, *rest)

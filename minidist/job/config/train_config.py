@@ -17,7 +17,7 @@ from minidist.base.records import Field, Record, WrongValue, checked
 from minidist.base.user_file import is_user_function
 from minidist.core.parallel.dims import ParallelDims
 from minidist.core.pipeline.schedules import get_schedule
-from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights
+from minidist.data.batch_plan import Shares, cut_batch, measured_every, parse_weights
 from minidist.optim.named import OPTIMIZERS
 from minidist.parallel.fitting_dims import dims_of
 from minidist.techniques import installed, ranks_beside

@@ -3,8 +3,7 @@
 The loop, and what applies each kind of parallelism to a model, are in minidist/core/train. A job is made of these:
 
 start.py          the checks and trials before any rank starts
-trainer.py        a job on a rank
-run.py            a run on one rank: what it adds to a step, evaluations, checkpoints, the result
+trainer.py        a job on a rank: what it adds to a step of the loop, evaluations, checkpoints, the result
 update.py         what happens before and after the update of a step
 job.py            model, data and optimizer of a config
 recipe.py         the layout and the task that the settings describe

@@ -134,8 +134,20 @@ class Job(Task):
         for extension in self.extensions:
             extension.layers_split(self, axes)
 
-    def optimizer(self, group: Group) -> tuple[Any, dict[str, Any]]:
-        return optimizer_class(self, group)
+    def optimizer(self, group: Group | None = None) -> tuple[Any, dict[str, Any]]:
+        """Return the optimizer's class (or a function that makes it as a technique has it) and its settings.
+
+        group: whose parameters it updates, where several ranks have parts of them.
+        """
+        config = self.config
+        kind: Any = optimizer_named(config.optimizer)
+        settings: dict[str, Any] = {"lr": config.lr}
+        if takes(config.optimizer, "weight_decay"):
+            settings["weight_decay"] = config.weight_decay
+        for extension in self.extensions:
+            settings |= extension.optimizer_arguments(self, group)
+            kind = extension.optimizer(kind)
+        return kind, settings
 
     # --- what a job adds ----------------------------------------------------------------------------------------------
 
@@ -236,23 +248,7 @@ def shard_comm(mesh: Comm | Mesh) -> Comm:
     return mesh["shard"] if isinstance(mesh, Mesh) else mesh
 
 
-def optimizer_class(job: Job, group: Group | None = None) -> tuple[Any, dict[str, Any]]:
-    """Return the optimizer's class (or a function that makes it as a technique has it) and its settings.
-
-    group: whose parameters it updates, where several ranks have parts of them.
-    """
-    config = job.config
-    kind: Any = optimizer_named(config.optimizer)
-    settings: dict[str, Any] = {"lr": config.lr}
-    if takes(config.optimizer, "weight_decay"):
-        settings["weight_decay"] = config.weight_decay
-    for extension in job.extensions:
-        settings |= extension.optimizer_arguments(job, group)
-        kind = extension.optimizer(kind)
-    return kind, settings
-
-
 def make_optimizer(job: Job, parameters: Any, group: Group | None = None) -> Optimizer:
-    """Return the job's optimizer for a FlatParameters or for slices. group: see `optimizer_class`."""
-    kind, settings = optimizer_class(job, group)
+    """Return the job's optimizer for a FlatParameters or for slices. group: see `Job.optimizer`."""
+    kind, settings = job.optimizer(group)
     return kind(parameters, **settings)  # type: ignore[no-any-return]

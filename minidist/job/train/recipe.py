@@ -7,7 +7,7 @@
 Proved by: tests/train/test_axes.py, tests/train/test_pipelines.py, tests/train/test_sharded.py
 """
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,14 +31,19 @@ def parallelize(job: Job, comm: Comm) -> MeshStrategy:
 
     See `train.parallelize.parallelize` for the order and the messages.
     """
-    strategy: MeshStrategy = core.parallelize(job, comm, layout_of(job), parts_of(job))
+    config = job.config
+    layout = ParallelLayout(
+        **vars(job.batches.dims),
+        zero=config.zero,
+        reduction=config.reduction,
+        schedule=config.schedule,
+        chunks=config.chunks,
+        attention=config.attention,
+        ulysses=config.ulysses,
+        sequence_parallel=config.sequence_parallel,
+    )
+    strategy: MeshStrategy = core.parallelize(job, comm, layout, parts_of(job))
     return strategy
-
-
-def layout_of(job: Job) -> ParallelLayout:
-    """Return how the job's settings lay it out."""
-    names = ("zero", "reduction", "schedule", "chunks", "attention", "ulysses", "sequence_parallel")
-    return ParallelLayout(**asdict(job.batches.dims), **{name: getattr(job.config, name) for name in names})
 
 
 def parts_of(job: Job) -> core.Parts:

@@ -1,10 +1,11 @@
-"""Notice writes into the arrays that a node keeps for backward.
+"""Notice updates of parameters, and writes into arrays, that a node keeps for backward.
 
-A version counts the updates of a parameter. A write into the array itself (`p.data[...] *= 3`, the next batch in a
-reused buffer) counts nothing: NumPy does not say that an array was written to, and comparing all values would read
-every weight twice more in each step. So about a hundred values, spread over rows and columns, are kept and compared:
-what an optimizer, a clipping, a re-initialisation or another batch writes changes some of them. It costs about a
-microsecond. A write to a few elements may be missed; `detect_in_place_changes()` compares all, for debugging.
+A version counts the updates of a parameter, and backward refuses another one than forward saw. A write into the array
+itself (`p.data[...] *= 3`, the next batch in a reused buffer) counts nothing: NumPy does not say that an array was
+written to, and comparing all values would read every weight twice more in each step. So about a hundred values, spread
+over rows and columns, are kept and compared: what an optimizer, a clipping, a re-initialisation or another batch writes
+changes some of them. It costs about a microsecond. A write to a few elements may be missed;
+`detect_in_place_changes()` compares all, for debugging.
 
 Proved by: tests/autograd/test_in_place.py
 """
@@ -16,7 +17,7 @@ from functools import cache
 from math import gcd, prod
 from typing import Any
 
-from minidist.core.autograd.tensor import SavedTensor, grad_enabled
+from minidist.core.autograd.tensor import grad_enabled
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import VersionError
 
@@ -43,10 +44,13 @@ def detect_in_place_changes() -> Iterator[None]:
         _whole.reset(token)
 
 
-class SampledTensor(SavedTensor):
-    """One use of a parameter or an input, with a sample of its values; `array` holds them, None while released."""
+class SampledTensor:
+    """One use of a parameter or an input by a node: reads the array bound at the time of the backward, if it fits.
 
-    __slots__ = ("step", "values")
+    version: what forward saw. array: it holds the values, of which a sample is kept; None while they are released.
+    """
+
+    __slots__ = ("step", "tensor", "values", "version")
 
     def __init__(self, tensor: Any, version: int, array: xp.Array | None) -> None:
         self.tensor, self.version, self.step, self.values = tensor, version, 0, b""
@@ -57,10 +61,14 @@ class SampledTensor(SavedTensor):
 
     @property
     def data(self) -> xp.Array:
-        """The array; an error when its values are not those that forward saw."""
+        """The array; VersionError when its version or its values are not those that forward saw."""
         tensor = self.tensor
         if tensor.version != self.version:
-            return super().data  # raises VersionError
+            raise VersionError(
+                f"parameter {tensor.name!r} was changed between forward and backward: it has version {tensor.version},"
+                f" and forward used version {self.version}; call backward before optimizer.step() and before any other"
+                " change of its values"
+            )
         data: xp.Array = tensor.data
 
         # The owner of a stash says which version it binds; the values that it binds under that number are its business.

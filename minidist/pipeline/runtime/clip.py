@@ -19,8 +19,8 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime.pipeline import Pipeline
 from minidist.optim import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
+from minidist.pipeline.runtime.pipeline import Pipeline
 
 
 def places(plan: Plan) -> list[tuple[int, int]]:

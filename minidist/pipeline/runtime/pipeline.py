@@ -69,6 +69,7 @@ class Pipeline(core.Pipeline):
             refusals.check_flushes(plan)
         super().__init__(comm, plan, stages, loss, tied=tied, reduce=reduce, coordinates=coordinates)
         self.observers = observers
+        self.flats = [flat for stage in self.stages.values() for flat in stage.flats]
         self.added = plan.microbatches  # how many losses are added
         recomputed = ((a.stage, a.microbatch) for item in self.order for a in item if a.kind == "RECOMPUTE")
         self.recomputed: Mapping[Key, None] = dict.fromkeys(recomputed)
@@ -90,6 +91,7 @@ class Pipeline(core.Pipeline):
     def know(self, shapes: Shapes, boundaries: Boundaries) -> None:
         """Note what crosses stage boundaries, and from it when each message has arrived."""
         super().know(shapes, boundaries)
+        self.boundaries = boundaries
         arrived = arrived_messages(self.messages)
         self.items = [Item(item, arrived.get(at, ())) for at, item in enumerate(self.order)]
         self.order = self.items
@@ -151,6 +153,11 @@ class Pipeline(core.Pipeline):
             if not isinstance(value, Tensor):
                 refusals.refuse_output(value, stage)
         return outputs
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of this rank's stages."""
+        for flat in self.flats:
+            flat.zero_grad()
 
     def sum_gradients(self) -> None:
         """Wait for what is on its way, and sum the gradients, where there are any, over their places and replicas."""

@@ -30,7 +30,7 @@ from minidist.core.nn.flat import FlatParameters
 from minidist.core.pipeline.plan import Action
 from minidist.optim import add_blocks, check_max_norm, clip_coefficient
 from minidist.pipeline.runtime.clip import block_sums, places
-from minidist.pipeline.runtime.pipeline import Pipeline
+from minidist.pipeline.runtime.pipeline import Item, Pipeline
 from minidist.pipeline.runtime.skips import SkipPipeline
 
 
@@ -119,7 +119,7 @@ class PostValidation:
         known = self._validate()
         if known is not None and known.kind != "kept":
             self._discard_forwards()
-            pipe.execute(pipe.items[:start])
+            pipe.execute([item for item in pipe.items[:start] if not self._is_posted(item)])
 
         # Steady state and cool-down.
         pipe.zero_grad()
@@ -151,11 +151,17 @@ class PostValidation:
                     continue
                 # A message that nothing needs, and that was not taken.
                 message = "F", stage, i
-                messages.post(message)
+                if message not in messages.posted:
+                    messages.post(message)
                 pipe.comm.waitall(messages.posted.pop(message))
         messages.finish()
         messages.ready.clear()
         pipe.alive.clear()
+
+    def _is_posted(self, item: Item) -> bool:
+        """Return whether an item is a receive that stays posted when forwards run again."""
+        posted = self.pipe.messages.posted
+        return any(kind.startswith("RECV") and (kind[-1], stage, i) in posted for kind, stage, i, _ in item)
 
     # --- the step ---
 

@@ -5,6 +5,7 @@
 The schedules of `minidist.core.pipeline.schedules` are those that a reader begins with, and `get_schedule` finds them,
 too. A new one is a new file in this folder.
 
+schedule.py   a schedule with more attributes than the core's
 text.py       actions and plans as text, and CSV files
 load.py       a plan from the command line: a name, a file, or a function in a Python file
 refusals.py   sizes and options that a schedule cannot have

@@ -14,7 +14,7 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 from collections import deque
 
 from minidist.core.pipeline.plan import B, F, I, Item, Orders, W
-from minidist.core.pipeline.schedules import schedule
+from minidist.pipeline.schedules.schedule import schedule
 
 
 def _even(p: int, m: int, v: int) -> str | None:

@@ -11,8 +11,9 @@ from typing import Any
 
 from minidist.base.errors import UsageError, quoted, quoted_path, reason
 from minidist.base.user_file import is_user_function, load_function
-from minidist.core.pipeline.plan import Item, Plan, show
+from minidist.core.pipeline.plan import Item, Plan
 from minidist.core.pipeline.schedules import get_schedule
+from minidist.pipeline.plan_methods import show
 from minidist.pipeline.schedules.text import from_cells, read_csv
 from minidist.pipeline.updates import UPDATE_RULES
 

@@ -24,7 +24,8 @@ from typing import Any
 
 from minidist.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import STEP, Action, Orders, Plan, actions_of
-from minidist.core.pipeline.schedules import schedule, stage_order
+from minidist.core.pipeline.schedules import stage_order
+from minidist.pipeline.schedules.schedule import schedule
 
 
 def _complete(plan: Plan, options: Mapping[str, Any]) -> Plan:

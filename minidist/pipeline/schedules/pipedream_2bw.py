@@ -15,7 +15,8 @@ from typing import Any
 
 from minidist.core.base.errors import UsageError
 from minidist.core.pipeline.plan import Orders, Plan
-from minidist.core.pipeline.schedules import schedule, stage_order
+from minidist.core.pipeline.schedules import stage_order
+from minidist.pipeline.schedules.schedule import schedule
 
 
 def _at_least_p(p: int, m: int, v: int) -> str | None:

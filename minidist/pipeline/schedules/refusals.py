@@ -19,7 +19,7 @@ def check_schedule(
     """Raise UsageError unless a schedule can have these ranks, micro-batches and chunks, and knows the options."""
     _check_sizes(schedule, stages, microbatches, chunks)
     _check_options(schedule, options)
-    takes = TAKES.get(schedule.name, schedule.takes)
+    takes = TAKES.get(schedule.name, getattr(schedule, "takes", None))
     if takes is None:
         return
     judged = inspect.signature(takes).parameters

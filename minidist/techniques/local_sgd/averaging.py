@@ -42,8 +42,7 @@ from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import flat_slices
 from minidist.core.parallel.zero import Shard
 from minidist.optim import SGD, OptimizerWrapper
-from minidist.parallel.axes_check import check_axes
-from minidist.parallel.replica_guard import mode_of, next_model
+from minidist.parallel.replica_guard import check_axes, mode_of, next_model
 from minidist.parallel.running_statistics import batch_norms
 
 Part = FlatParameters | Shard  # has `data`, 1-D, and `updated()`

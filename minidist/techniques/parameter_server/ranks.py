@@ -46,7 +46,7 @@ from minidist.core.nn.flat import FlatParameters
 from minidist.job.checkpoint.axis_state import check_nothing_is_lost, rank_state_shards, read_rank_state
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
 from minidist.job.config.train_config import Batches
-from minidist.job.train.job import Job, build, optimizer_class
+from minidist.job.train.job import Job, build
 from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
 from minidist.job.train.update import NonFiniteError
 from minidist.nn.buffers import named_buffers
@@ -233,7 +233,7 @@ def touched_rows(job: Job, step: int, worker: int) -> Array:
 
 def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerConfig:
     """Return the servers that the job's flags describe; checkpoint: whose optimizer state they continue with."""
-    kind, settings = optimizer_class(job)
+    kind, settings = job.optimizer()
     done = 0 if checkpoint is None else checkpoint.step
 
     # Each server makes its own, for its parameters only.

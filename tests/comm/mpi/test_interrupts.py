@@ -14,7 +14,7 @@ import pytest
 from minidist.comm.mpi import interrupts
 from minidist.comm.mpi.interrupts import Chance, InterruptWatch
 from minidist.job.config.train_config import TrainConfig
-from minidist.job.train.run import place_of
+from minidist.job.train.trainer import place_of
 
 OPEN_MPI = "Open MPI's mpiexec ends the ranks itself, with SIGTERM, and soon after with SIGKILL"
 FAILED = 1  # the exit code of Open MPI's mpiexec, whatever those of the ranks are

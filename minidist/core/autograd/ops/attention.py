@@ -59,8 +59,7 @@ def kept_arrays(saved: Saved, drop: Drop) -> list[Array]:
 def _heads(packed: Array, parts: int, heads: int) -> list[Array]:
     """(batch, T, parts x heads x size) as `parts` views (batch, heads, T, size)."""
     batch, length, width = packed.shape
-    split = packed.reshape(batch, length, parts, heads, width // (parts * heads))
-    return [split[:, :, part].transpose(0, 2, 1, 3) for part in range(parts)]
+    return list(packed.reshape(batch, length, parts, heads, width // (parts * heads)).transpose(2, 0, 3, 1, 4))
 
 
 def at_once(q: Array) -> tuple[int, int]:

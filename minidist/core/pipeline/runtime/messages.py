@@ -119,8 +119,6 @@ class Messages:
 
     def post(self, message: Message) -> None:
         """Post the receives of what an F, or an I or B, of a stage needs."""
-        if message in self.posted:
-            return  # when forwards run again
         rank, tag, tensors = self.routes[message]
         requests = self.posted[message] = []
         with purpose(PURPOSES[message[0]]):

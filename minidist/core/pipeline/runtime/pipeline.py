@@ -97,7 +97,6 @@ class Pipeline:
         self.stages = {stage.number: stage for stage in stages}
         hooks.pipeline_refusals().check_fits(plan, comm, self.stages)
         self.comm, self.loss, self.coordinates = comm, loss, coordinates
-        self.flats = [flat for stage in self.stages.values() for flat in stage.flats]
 
         # [2] What each action does: computations and transfers in one order.
         self.plan = lowered
@@ -105,7 +104,6 @@ class Pipeline:
         self.order: Sequence[Item] = [[Step(a.kind, a.stage, a.microbatch, str(a)) for a in item] for item in own]
         self.messages = Messages(comm, self.plan, orders, rank_of)
         self.shapes: Shapes = []
-        self.boundaries: Boundaries = {}
 
         # [3] The other ranks: who sums gradients with them.
         self.reduce = Reduction() if reduce is None else reduce
@@ -149,7 +147,7 @@ class Pipeline:
 
     def know(self, shapes: Shapes, boundaries: Boundaries) -> None:
         """Note what crosses stage boundaries in steps with inputs of these shapes."""
-        self.shapes, self.boundaries = shapes, boundaries
+        self.shapes = shapes
         self.messages.know(boundaries)
 
     def execute(self, order: Iterable[Item]) -> None:
@@ -195,11 +193,6 @@ class Pipeline:
         """Wait for what is on its way, and sum the gradients over their places and replicas."""
         self.messages.finish()
         self.reduce.finish()
-
-    def zero_grad(self) -> None:
-        """Forget the gradients of this rank's stages."""
-        for flat in self.flats:
-            flat.zero_grad()
 
     def forward(self, stage: int, i: int, arrays: list[Any]) -> None:
         """Run a stage's forward of micro-batch i on what arrived, and enqueue its outputs or note its loss."""

@@ -21,7 +21,8 @@ Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py, test
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
-from operator import add
+from itertools import groupby
+from operator import add, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,7 +73,7 @@ class Reduction:
             self.reducers = hooks.replica_reducers(stages, self.data, self.algorithm)
         # Shared parameters are summed over their places first, at the end of the step.
         self.early = set() if self.each else {n for n in self.reducers if n not in self.shared.stages}
-        self.at_end = hooks.combine_statistics(stages, self.shared.comm, plan.holders(), self.data) or ()
+        self.at_end = hooks.combine_statistics(stages, self.shared.comm, plan, self.data) or ()
 
     def finish(self) -> None:
         """End a step: sum shared parameters over their places, then everything over the replicas."""
@@ -182,12 +183,8 @@ def sum_over_places(comm: PointToPoint, group: Group, sums: Mapping[Place, Any])
     comm.waitall(requests)
 
     # Of a stage first, then of all; the places are in this order.
-    of_stages: dict[int, Any] = {}
-    for stage, rank in group.places:
-        part = by_place[stage, rank]
-        of_stages[stage] = of_stages[stage] + part if stage in of_stages else part
-    first, *rest = of_stages.values()
-    return reduce(add, rest, first)
+    stages = groupby(group.places, itemgetter(0))
+    return reduce(add, [reduce(add, map(by_place.__getitem__, places)) for _, places in stages])
 
 
 def _groups(table: Sequence[Row], tied: Collection[int], names: Mapping[int, str]) -> list[Group]:

@@ -12,11 +12,11 @@ from typing import Any
 from minidist.base.traces import SpanEvent, Trace
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
-from minidist.core.pipeline.plan import show
 from minidist.course.lesson.exercise import Case
 from minidist.course.lesson.exercises.e16_gpipe import describe, in_the_readers_words, plan_of
 from minidist.course.lesson.hint_file import hints_of
 from minidist.course.lesson.puzzles import Item, own_exercises, puzzles_of
+from minidist.pipeline.plan_methods import show
 from minidist.pipeline.schedules import from_cells, get_schedule
 from minidist.pipeline.simulate import Dependencies, simulate
 from minidist.pipeline.timing import time_plan

@@ -79,6 +79,11 @@ class DataAxis(data_axis.DataAxis):
         return {}
 
     @property
+    def parameters(self) -> list[Parameter]:
+        """All parameters of the axis."""
+        return [parameter for flat in self.flats for parameter in flat.parameters]
+
+    @property
     def replicas(self) -> Replicas:
         """Which replicas this rank holds."""
         return Replicas() if self.place is None else self.replicas_on(self.place)

@@ -134,7 +134,8 @@ class PipelineParallel(strategy.PipelineStrategy, MeshStrategy):
     @cached_property
     def holders(self) -> dict[int, list[int]]:
         """The ranks of the pipeline that hold each stage."""
-        return self.pipe.plan.holders()
+        held: dict[int, list[int]] = self.pipe.plan.holders()
+        return held
 
     def stage_sizes(self) -> list[int]:
         """Return the layers of each stage of the pipeline."""
