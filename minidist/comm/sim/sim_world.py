@@ -80,7 +80,8 @@ class SimWorld(FindsLines, Sim):
     ) -> None:
         check_watching(record, checks)
         super().__init__(check_whole("SimWorld: ranks", ranks, 1), links=links or LinkModel())
-        self.slowdown = self.links.slowdown
+        given, self.slowdown = self.links, self.links.slowdown
+        self.costs = given if given.link is not None or given.overhead or given.free_startup else None
         self.eager_bytes, self.chooser = check_whole("SimWorld: eager_bytes", eager_bytes), chooser
         if on_failure not in ("end", "isolate"):
             raise UsageError(f'on_failure={quoted(on_failure)}; it must be "end" or "isolate"')
@@ -182,8 +183,7 @@ class SimWorld(FindsLines, Sim):
         """Return what watches the messages of a run, which begins."""
         state = self.state
         state.chooser, state.eager_limit = self.chooser, self.eager_bytes or -1
-        if self.links.link is not None or self.links.overhead or self.links.free_startup:
-            state.costs = self.links
+        state.costs = self.costs
         for trace in state.traces:
             trace.keeps_events = self.record is True
         isolate, self._failures = self.on_failure == "isolate", None
