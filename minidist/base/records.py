@@ -184,11 +184,11 @@ def checked(kind: Any, value: Any, bounds: Mapping[str, Any], strict: bool) -> A
 
     Raises WrongValue. bounds: as in `FieldInfo`. strict: whether the value must have the type already.
     """
-    origin, parts = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
     if kind in SCALARS:
         return SCALARS[kind](value, bounds, strict)
+    origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return checked(parts[0], value, {**bounds, **parts[1].bounds}, strict)
     if origin is Literal:

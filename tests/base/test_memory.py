@@ -87,6 +87,17 @@ def test_a_new_watcher_takes_the_place_of_the_one_of_its_class_and_of_no_other()
     assert (old.peak, new.peak) == (0, 24)
 
 
+def test_a_watcher_watches_until_the_outermost_of_its_blocks_ends():
+    account = MemoryAccount()
+    with account:
+        with account:
+            assert watchers.get() == (account,)
+        assert watchers.get() == (account,)
+    with account as again:
+        assert watchers.get() == (again,)
+    assert watchers.get() == ()
+
+
 def test_the_peak_follows_every_rise():
     account = MemoryAccount()
     arrays = [account.track(np.zeros(size, np.uint8), "parameter") for size in (100, 10, 1)]

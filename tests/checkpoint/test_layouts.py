@@ -51,7 +51,7 @@ def again(comm, before, after, flags):
     save_job(comm, after, job, strategy, step, losses)
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(
     before=st.sampled_from(sorted(LAYOUTS)),
     after=st.sampled_from(sorted(LAYOUTS)),

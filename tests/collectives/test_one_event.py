@@ -56,7 +56,7 @@ def totals(world):
 
 
 @pytest.mark.parametrize(("operation", "name"), CASES)
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(ranks=st.integers(2, 7), size=st.integers(0, 40), links=st.sampled_from(sorted(LINKS)), first=st.integers(0, 3))
 def test_one_event_equals_its_messages(operation, name, ranks, size, links, first):
     # One class, or two; the second one comes later.
@@ -85,7 +85,7 @@ PORTS = st.tuples(*[st.integers(0, 40)] * 3).map(lambda ticks: Ports(*(tick * 2.
 
 
 @pytest.mark.parametrize("operation", sorted(FIRST_CHUNKS))
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data(), begins=st.lists(PORTS, min_size=2, max_size=6), links=st.sampled_from(sorted(LINKS)))
 def test_a_ring_for_all_ranks_at_once_equals_its_messages(operation, data, begins, links):
     """Ranks that begin at any time with ports that are busy, chunks of any sizes, and ports with an overhead."""

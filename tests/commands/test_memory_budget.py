@@ -137,8 +137,8 @@ def test_a_job_file_says_auto_and_a_comparison_and_a_dry_run_choose(minidist, tm
 
 # --- a budget for each rank -----------------------------------------------------------------------------------------
 
-DEEP = {**SMALL, "layers": 4, "context": 32, "pp": 2, "microbatches": 4, "schedule": "gpipe"}
-INTERLEAVED = {**DEEP, "schedule": "interleaved", "chunks": 2}
+DEEP = {**SMALL, "layers": 2, "context": 32, "pp": 2, "microbatches": 4, "schedule": "gpipe"}
+INTERLEAVED = {**DEEP, "layers": 4, "schedule": "interleaved", "chunks": 2}
 
 
 def peaks_of_ranks(job, **values):

@@ -70,7 +70,7 @@ def test_patching_the_comparison_here_changes_nothing(monkeypatch):
 SOME = (-1, [3, "x"], [[[0.5]]])
 
 
-@each(("number", "name"), enumerate(names()), sampled=8)
+@each(("number", "name"), enumerate(names()), sampled=16)
 def test_any_returned_value_gets_a_verdict(number, name):
     value = SOME[number % len(SOME)]
     assert examine(name, lambda *arguments: value, mpi=False).text
@@ -84,7 +84,7 @@ def test_every_kind_of_returned_value_gets_a_verdict(name):
         assert examine(name, lambda *arguments, make=make: make(), mpi=False).text
 
 
-@each("make", ODD, sampled=6)
+@each("make", ODD, sampled=12)
 def test_any_odd_object_gets_a_verdict(make):
     for name in ("16.gpipe", "06c.ssp", "06.weighted_average", "17c.two_versions"):
         assert not examine(name, lambda *arguments: make(), mpi=False)

@@ -47,7 +47,7 @@ OVERRIDES = {
     "job/train/strategies/mesh.py MeshStrategy.step",
     "job/train/strategies/mesh.py MeshStrategy.update",
     *(f"pipeline/runtime/pipeline.py Pipeline.{name}" for name in ("begin", "compute", "execute", "forward", "know")),
-    *(f"pipeline/runtime/pipeline.py Pipeline.{name}" for name in ("outputs_of", "sum_gradients")),
+    *(f"pipeline/runtime/pipeline.py Pipeline.{name}" for name in ("_dry_run", "outputs_of", "sum_gradients")),
 }
 # What a job has in place of a method that the core leaves open: its batches, and its part of a step.
 OF_JOBS = ("divisor", "first_row", "is_language_model", "lr_factor", "micro_batch", "microbatches", "scale", "scaled")

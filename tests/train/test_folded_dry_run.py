@@ -228,7 +228,7 @@ def test_every_rank_saves_these_bytes_in_any_layout(job):
 FOLDED = ["train", "--dry-run", "--fold"]
 
 
-@pytest.mark.parametrize("dp", [32, pytest.param(128, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("dp", [16, pytest.param(128, marks=pytest.mark.exhaustive)])
 def test_hundreds_of_ranks_or_two_thousand(dp, minidist, tmp_path, monkeypatch):
     ranks = 16 * dp
     sizes = ["--layers", "2", "--width", "512", "--heads", "8", "--context", "64", "--data", "markov", "--steps", "1"]

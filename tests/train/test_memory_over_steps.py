@@ -186,11 +186,11 @@ def test_a_stream_holds_as_many_versions_as_stages_whatever_its_length(process, 
         account, process.peak = process.peak, process.live
         return account, process.numpy_bytes() - process.live, sys.getallocatedblocks()
 
-    seen, _ = run(process, values["pp"], (10, 30, 60), look, **{**SMALL, "layers": 3, "steps": 61, **values})
+    seen, _ = run(process, values["pp"], (10, 25, 40), look, **{**SMALL, "layers": 3, "steps": 41, **values})
     _, (account, data, objects), (account_later, data_later, objects_later) = seen
     assert account_later == account
     assert abs(data_later - data) < BATCHES
-    assert objects_later - objects < 30 * values["pp"] * 4
+    assert objects_later - objects < 15 * values["pp"] * 4
 
 
 def test_a_record_for_an_observer_is_in_the_account_too(process):

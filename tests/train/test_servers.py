@@ -69,7 +69,7 @@ def test_the_others_are_a_replay_of_their_own_order(consistency):
     assert len(digests) == 3  # an order a seed, and other bits with each
 
 
-@each("consistency", ["bsp", "delay:1", "ssp:1", "asp"], sampled=3)
+@each("consistency", ["bsp", "delay:1", "ssp:1", "asp"], sampled=7)
 @each("values", [{"compression": "bf16"}, {"compression": "fp16", "model": "llama", "precision": "fp64"}])
 def test_gradients_that_are_pushed_in_half_precision_are_those_of_the_replay(consistency, values, tmp_path):
     made = config(servers=2, consistency=consistency, optimizer="adam", clip=None, **values)
@@ -124,7 +124,7 @@ def test_compressed_pushes_are_those_of_the_replay_and_their_bytes_the_closed_fo
     )
 
 
-@each(("compression", "consistency"), [*((c, "bsp") for c in PUSHED), ("topk:7", "asp")])
+@each(("compression", "consistency"), [*((c, "bsp") for c in PUSHED), ("topk:7", "asp")], sampled=3)
 def test_a_job_with_compressed_pushes_goes_on_with_its_residuals(compression, consistency, tmp_path):
     values = {"servers": 2, "dp": 3, "consistency": consistency, "compression": compression, "save": str(tmp_path)}
     whole = SimWorld(5).run(train, config(**values, steps=5))[0]
@@ -321,7 +321,7 @@ def test_of_an_embedding_only_the_rows_that_occur_travel(servers, consistency, t
     assert summary.bytes_by_purpose["parameter_push"]["measured"] < 0.8 * dense
 
 
-@each("consistency", ["bsp", "delay:1", "asp"], sampled=3)
+@each("consistency", ["bsp", "delay:1", "asp"], sampled=6)
 @each("values", [{}, {"model": "llama", "servers": 1}, {"model": "cnn", "context": 64, "heads": 4}])
 def test_evaluations_change_nothing_and_are_of_the_weights_of_their_step(consistency, values, tmp_path):
     made = config(**{"servers": 2, "dp": 3, "steps": 5, "accumulation": 2, "consistency": consistency, **values})

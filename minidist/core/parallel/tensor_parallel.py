@@ -45,7 +45,6 @@ from typing import Any
 from minidist.core.autograd import Parameter, Tensor, linear, record
 from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.cross_entropy import divisor_and_rows, softmax_loss
-from minidist.core.autograd.tensor import named_mean
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.layout import Layout
@@ -203,24 +202,20 @@ class ColumnParallelLinear(Module):
     """y = activation(x W + b) with the output features split: x (..., in) on all ranks -> (..., out / t) on each.
 
     linear: the layer of one device; this rank keeps its columns. name: of the layer in its model, for errors.
-    blocks: the number of equal blocks of output features, each of them split (3 for a fused Q|K|V). replicas > 1: this
-    number of neighbouring ranks has the same columns. Sends an all-reduce of x's size in backward.
+    blocks: the number of equal blocks of output features, each of them split (3 for a fused Q|K|V). Sends an all-reduce
+    of x's size in backward.
     """
 
-    def __init__(
-        self, linear: Affine, context: ShardContext, name: str = "the layer", *, blocks: int = 1, replicas: int = 1
-    ) -> None:
+    def __init__(self, linear: Affine, context: ShardContext, name: str = "the layer", *, blocks: int = 1) -> None:
         if not isinstance(context, ShardContext):
             hooks.wrong_arguments().refuse_layer(self, linear, context)
-        shards = context.comm.size // replicas
-        hooks.check_divisible(linear.out_features, f"out features of {name}", shards, "tensor", blocks=blocks)
         self.comm, self.name, self.activation = context.comm, linear.name, linear.activation
+        hooks.check_divisible(linear.out_features, f"out features of {name}", self.comm.size, "tensor", blocks=blocks)
 
         # Conv1D stores (in, out), Linear (out, in): the output features are the columns or the rows.
         self.weight_is_in_out = isinstance(linear, Conv1D)
-        split = {"blocks": blocks, "replicas": replicas}
-        self.weight = context.shard_of(linear.weight, 1 if self.weight_is_in_out else 0, **split)
-        self.bias = None if linear.bias is None else context.shard_of(linear.bias, 0, **split)
+        self.weight = context.shard_of(linear.weight, 1 if self.weight_is_in_out else 0, blocks=blocks)
+        self.bias = None if linear.bias is None else context.shard_of(linear.bias, 0, blocks=blocks)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out / t): x meets this rank's columns of W."""
@@ -391,4 +386,4 @@ def vocab_parallel_cross_entropy(
 
     comm.advance_clock("tensor_forward")
     loss = softmax_loss(name, logits, (own, flat[own] - first), counted, divisor, last - first, reduce)
-    return named_mean(loss, mean_over) if mean_over else loss
+    return hooks.named_mean(loss, mean_over) if mean_over else loss

@@ -38,7 +38,7 @@ class Group:
 
     comm: these ranks; mesh: over what ZeRO 3 shards on them; axes: all axes. zero, reduction: as in `ParallelLayout`.
     experts: whether the parameters are cut over the axis ep. tied: names of parameters that other stages have too.
-    expert_mesh: over what ZeRO 3 shards the module's experts, when these are another group. options: of the wrapper.
+    options: of the wrapper; with ZeRO 3 `expert_mesh`, over what it shards the experts, when these are another group.
     """
 
     module: Module
@@ -51,7 +51,6 @@ class Group:
     stage: int = 0
     experts: bool = False
     tied: Collection[str] = ()
-    expert_mesh: Comm | Mesh | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -131,8 +130,7 @@ class FullySharded(DataAxis):
         # experts comes second, and finds them sharded with the units that they are in.
         for part in [] if group.experts else unit_modules(group.module, group.tied):
             if part is group.module or any(parameter.flat is None for parameter in part.parameters()):
-                more: dict[str, Any] = {} if group.expert_mesh is None else {"expert_mesh": group.expert_mesh}
-                fully_shard(part, mesh=group.mesh, reduction="sum", algorithm=group.reduction, **more, **group.options)
+                fully_shard(part, mesh=group.mesh, reduction="sum", algorithm=group.reduction, **group.options)
 
         mine = set(group.parameters)
         self.units = [unit for unit in units_of(group.module) if mine.issuperset(unit.flat.parameters)]

@@ -109,6 +109,7 @@ def apply_data_parallel(
     if axes.pp.size > 1:
         comms = {name: comm.dup() for name, comm in comms.items()}
     meshes = {name: parts.mesh_of(comm) if layout.zero == 3 else comm for name, comm in comms.items()}
+    more = {"expert_mesh": meshes["experts"]} if layout.zero == 3 and "experts" in meshes else {}
 
     # The replicas of a tied weight lie in other places of other arrays: only this order gives both the same bits.
     reduction = "ordered" if any(p.name in tied for p in module.parameters()) else layout.reduction
@@ -127,8 +128,7 @@ def apply_data_parallel(
             stage=stage,
             tied=tied,
             experts=name == "experts",
-            expert_mesh=meshes.get("experts"),
-            options=parts.options,
+            options={**parts.options, **more},
         )
         result.append(parts.data[layout.zero](task, group))
     return result

@@ -46,7 +46,12 @@ class SharedInputColumnParallelLinear(ColumnParallelLinear):
     """
 
     def __init__(self, linear: Linear | Conv1D, context: ShardContext, name: str, replicas: int) -> None:
-        super().__init__(linear, context, name, replicas=replicas)
+        shards = context.comm.size // replicas
+        check_divisible(linear.out_features, f"out features of {name}", shards, "tensor")
+        self.comm, self.name, self.activation = context.comm, linear.name, linear.activation
+        self.weight_is_in_out = isinstance(linear, Conv1D)
+        self.weight = context.shard_of(linear.weight, 1 if self.weight_is_in_out else 0, replicas=replicas)
+        self.bias = None if linear.bias is None else context.shard_of(linear.bias, 0, replicas=replicas)
         # The ranks that hold the same columns are neighbours: {0, 1}, {2, 3}, ... with two replicas.
         first = self.comm.rank // replicas * replicas
         ranks = list(range(first, first + replicas))

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from minidist.core.autograd import Tensor, no_grad
+from minidist.core.base.trace import watchers
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.pipeline.plan import Key, Plan
 from minidist.core.pipeline.runtime import pipeline as core
@@ -21,6 +22,7 @@ from minidist.core.pipeline.runtime.messages import Boundaries, Message
 from minidist.core.pipeline.runtime.pipeline import Loss, Shapes, Step
 from minidist.core.pipeline.runtime.reduction import Reduction
 from minidist.core.pipeline.runtime.stages import PipelineStage
+from minidist.parallel.running_statistics import combine_statistics
 from minidist.pipeline.runtime import refusals
 from minidist.pipeline.runtime.early_release import arrived_messages
 
@@ -78,6 +80,7 @@ class Pipeline(core.Pipeline):
         """Check that all ranks have the same plan, and tell them which parameters this one has (startup)."""
         refusals.check_same_plan(self.comm, self.plan)
         super().agree(reduce, tied)
+        self.at_end = combine_statistics(self.stages, reduce.shared.comm, self.plan, reduce.data)
 
     def begin(self, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
         """Begin a step on these micro-batches; UsageError where some, or the loss, are missing."""
@@ -165,3 +168,13 @@ class Pipeline(core.Pipeline):
             self.messages.finish()
         else:
             super().sum_gradients()
+            for combine in self.at_end:
+                combine()
+
+    def _dry_run(self, stage: int, i: int, arrays: list[Any]) -> list[Any]:
+        """Return the outputs of a forward that keeps nothing, also not what was counted in it."""
+        outputs = super()._dry_run(stage, i, arrays)
+        for watcher in watchers.get():
+            if watcher.operations is not None:
+                watcher.operations = []
+        return outputs

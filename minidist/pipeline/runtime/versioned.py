@@ -83,7 +83,8 @@ class VersionedReduction(Reduction):
         super().__init__()
         self.versions = versions
 
-    def bind(self, comm: Comm, plan: Plan, stages: Mapping[int, PipelineStage], tied: Sequence[str]) -> None:
+    def bind(self, comm: Comm, stages: Mapping[int, PipelineStage], tied: Sequence[str]) -> None:
+        plan = self.versions.plan
         self.shared, self.reducers, self.early = self.versions.shared, {}, set()
         several = (n for n, ranks in plan.holders().items() if n in stages and len(ranks) > 1)
         if any(batch_norms(stages[n].module) for n in several):

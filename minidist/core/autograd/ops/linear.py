@@ -79,7 +79,7 @@ def _activated(x: Tensor, z: xp.Array, activation: str) -> tuple[xp.Array, Prepa
         # The sign of the result is that of z.
         return result, lambda g: g * (result > 0), ()
 
-    z, derivative = gelu_with_derivative(z, z)
+    z, derivative = gelu_with_derivative(z)
     kept = x.save(derivative)
     del derivative
 
@@ -93,18 +93,18 @@ def _activated(x: Tensor, z: xp.Array, activation: str) -> tuple[xp.Array, Prepa
 _BLOCK = 32 * 1024  # elements; four float32 blocks are 512 KiB, which fit into a second-level cache
 
 
-def gelu_with_derivative(x: xp.Array, value: xp.Array | None = None) -> tuple[xp.Array, xp.Array]:
-    """(gelu(x), gelu'(x)), of x's shape and dtype; the first may be written to `value`, also to x itself."""
+def gelu_with_derivative(x: xp.Array) -> tuple[xp.Array, xp.Array]:
+    """(gelu(x), gelu'(x)), both new arrays of x's shape and dtype."""
     if kernels := xp.kernels_of(x):
         return kernels.gelu_with_derivative(x)
     c = math.sqrt(2 / math.pi)
-    value = xp.empty(x.shape, x.dtype, x) if value is None else value
-    derivative = xp.empty(x.shape, x.dtype, x)
-    x_flat, v_flat, d_flat = x.reshape(-1), value.reshape(-1), derivative.reshape(-1)
+    x_flat = x.reshape(-1)
+    value, derivative = xp.empty(x.shape, x.dtype, x), xp.empty(x.shape, x.dtype, x)
+    v_flat, d_flat = value.reshape(-1), derivative.reshape(-1)
     for block in xp.blocks(x_flat, _BLOCK):
-        part, d = x_flat[block], d_flat[block]
+        part, t, d = x_flat[block], v_flat[block], d_flat[block]
         square = part * part
-        t = square * (0.044715 * c)
+        xp.multiply(square, 0.044715 * c, out=t)
         t += c
         t *= part
         xp.tanh(t, out=t)  # tanh u
@@ -118,7 +118,7 @@ def gelu_with_derivative(x: xp.Array, value: xp.Array | None = None) -> tuple[xp
         t += 1
         t *= 0.5
         d += t
-        xp.multiply(t, part, out=v_flat[block])
+        t *= part
     return value, derivative
 
 

@@ -6,8 +6,8 @@
     rank 1   1RECV_F0     1F0        1B0 1SEND_B0 ...
 
 Messages are in messages.py; neighbours on one rank pass their arrays by reference. A library validates every plan
-before anything runs, so a wrong one raises an error and does not hang. `minidist/pipeline/runtime/pipeline.py` extends
-`Pipeline` by what plans may have in addition: second forwards (recomputation), actions that overlap, no backward.
+before anything runs, so a wrong one raises an error and does not hang. `minidist/pipeline/runtime/pipeline.py` adds
+second forwards (recomputation), actions that overlap, and plans without backward.
 
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
@@ -25,7 +25,7 @@ from minidist.core.autograd import Tensor, no_grad, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import purpose, watchers
+from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.pipeline.plan import Key, Plan, actions_of, lower
@@ -111,7 +111,7 @@ class Pipeline:
 
     def agree(self, reduce: Reduction, tied: Sequence[str]) -> None:
         """Tell the other ranks which parameters this one has (startup)."""
-        reduce.bind(self.comm, self.plan, self.stages, tied)
+        reduce.bind(self.comm, self.stages, tied)
 
     def step(self, inputs: Sequence[Any], targets: Sequence[Any] | None = None) -> list[float]:
         """Run the plan on micro-batches `inputs`; returns every micro-batch's loss, on every rank.
@@ -243,9 +243,6 @@ class Pipeline:
         leaves = arrays if stage == 0 and arrays[0].dtype.kind not in FLOATS else [Tensor(array) for array in arrays]
         with no_grad(), hooks.batch_coordinates(), self.coordinates(0):
             outputs = self.outputs_of(stage, i, leaves)
-        for watcher in watchers.get():
-            if watcher.operations is not None:
-                watcher.operations = []
         return [output.data for output in outputs]
 
 

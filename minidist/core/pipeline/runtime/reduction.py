@@ -37,7 +37,6 @@ from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, PointToPoint
 from minidist.core.parallel.data_parallel import GradientReducer
 from minidist.core.parallel.zero import Shard
-from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime.stages import PipelineStage
 
 Place = tuple[int, int]  # stage, rank
@@ -64,7 +63,7 @@ class Reduction:
     ) -> None:
         self.data, self.algorithm, self.given, self.each, self.shards = data, algorithm, reducers, each, shards
 
-    def bind(self, comm: Comm, plan: Plan, stages: Mapping[int, PipelineStage], tied: Sequence[str]) -> None:
+    def bind(self, comm: Comm, stages: Mapping[int, PipelineStage], tied: Sequence[str]) -> None:
         """Make what sums the gradients of these stages. Every rank of the pipeline calls it: it sends (startup)."""
         parameters = {n: stage.parameters for n, stage in stages.items()}
         self.shared = SharedGradients(comm.dup(), parameters, tied, self.shards)
@@ -73,7 +72,6 @@ class Reduction:
             self.reducers = hooks.replica_reducers(stages, self.data, self.algorithm)
         # Shared parameters are summed over their places first, at the end of the step.
         self.early = set() if self.each else {n for n in self.reducers if n not in self.shared.stages}
-        self.at_end = hooks.combine_statistics(stages, self.shared.comm, plan, self.data) or ()
 
     def finish(self) -> None:
         """End a step: sum shared parameters over their places, then everything over the replicas."""
@@ -88,8 +86,6 @@ class Reduction:
                     reducer.finish()
         if self.shared.groups:
             self.shared.mark_added()
-        for combine in self.at_end:
-            combine()
 
     def start(self, stage: int) -> None:
         """Start the sum over the data axis of a complete stage: all buckets, in order."""
