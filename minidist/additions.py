@@ -60,7 +60,6 @@ FUNCTIONS = {
     "special_sum": "minidist.collectives.call_checks",
     "trace": "minidist.base.traces:Trace",
     "validate_plan": "minidist.pipeline.validate:validate",
-    "warn_of_no_rows": "minidist.base.warn",
     "warn_without_gradient": "minidist.base.warn",
 }
 # Files of minidist/collectives that register no algorithm.
@@ -232,12 +231,24 @@ def _add_tensor_methods(tensor: Any) -> None:
     tensor.__reduce_ex__ = method("reduce_ex")
 
 
+def _named_mean(loss: Any, over: str) -> Any:
+    """Mark the node of a loss that is the mean over the rows at hand, `over` says how many; returns the loss."""
+    if over[:1] == "0":
+        from minidist.base.warn import warn_of_no_rows
+
+        warn_of_no_rows(over)
+    if loss.node is not None:
+        loss.node.over = over
+    return loss
+
+
 for _name, _path in MODULES.items():
     setattr(hooks, _name, _module(_name, _path))
 for _name, _path in FUNCTIONS.items():
     _file, _, _other = _path.partition(":")
     setattr(hooks, _name, _function(_name, _file, _other or _name))
 hooks.add_tensor_methods = _add_tensor_methods
+hooks.named_mean = _named_mean
 hooks.choosers["auto"] = _choose
 hooks.read_by_others = 64 * 1024
 hooks.quoted = quoted

@@ -21,7 +21,7 @@ import math
 from typing import Any
 
 from minidist.base.limits import check_number, check_whole
-from minidist.core.autograd.tensor import named_mean
+from minidist.core.base import hooks
 from minidist.core.base.errors import MinidistError, UsageError
 
 
@@ -91,7 +91,7 @@ class DynamicLossScaler:
 
     def scale_loss(self, loss: Any) -> Any:
         """Return loss * scale, a float32 tensor of one element, whose backward gives scaled gradients."""
-        return named_mean(loss * self.scale, getattr(getattr(loss, "node", None), "over", ""))
+        return hooks.named_mean(loss * self.scale, getattr(getattr(loss, "node", None), "over", ""))
 
     def update(self, overflow: bool) -> None:
         """Adapt the scale to the outcome of a step.

@@ -113,7 +113,7 @@ def test_the_command_prints_a_table_and_fails_when_a_layout_differs(minidist, mo
     monkeypatch.setattr(
         GradientReducer, "send", lambda self, bucket: type("Nothing", (), {"wait": lambda self: None})()
     )
-    text = minidist(*arguments, "--sample", "3", code=1).out
+    text = minidist(*arguments, "--sample", "6", code=1).out
     assert "DIFFERS" in text
     assert "combinations are refused" in text
 

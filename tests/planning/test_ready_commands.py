@@ -141,7 +141,7 @@ def test_a_dry_run_holds_what_the_plan_counts_but_for_the_stated_differences(gat
 
 @pytest.mark.parametrize("gated", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_a_block_of_the_dry_run_keeps_what_the_plan_counts_and_the_stated_differences(gated, minidist):
-    """Two layers more hold, to the byte, two blocks more: those of the plan, and what `differences` says of them."""
+    """Four layers more hold, to the byte, four blocks more: those of the plan, and what `differences` says of them."""
     heads, size, length = 4, 48, 128
     inner = 352 if gated else 4 * heads * size
     for layout, kv_heads in (
@@ -155,7 +155,7 @@ def test_a_block_of_the_dry_run_keeps_what_the_plan_counts_and_the_stated_differ
         (ClusterLayout(pp=2, microbatches=4), 2),
     ):
         fused, held = layout.recompute != "selective", []
-        for layers in (2, 4):
+        for layers in (4, 8):
             model = Architecture(
                 layers, heads * size, heads, 64, length, inner, gated=gated, kv_heads=kv_heads if gated else None
             )
@@ -173,7 +173,7 @@ def test_a_block_of_the_dry_run_keeps_what_the_plan_counts_and_the_stated_differ
             block += gated * (2 * tokens * inner // layout.tp + 2 * 2 * 4 * positions * size // 2)
             # Fused kernels keep a sum for each query and head, as ring attention does; attention that is repeated not.
             block -= 4 * tokens * heads // layout.tp if fused and layout.cp == 1 else 0
-        assert held[1] - held[0] == 2 * block, (layout, kv_heads)
+        assert held[1] - held[0] == 4 * block, (layout, kv_heads)
 
 
 def test_a_block_with_experts_keeps_what_the_plan_counts_and_the_stated_differences(minidist):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
-from minidist.core.autograd.tensor import Tensor, named_mean, record
+from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import ShapeError
@@ -171,7 +171,7 @@ def mean(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     if x.dtype.kind in "biu":
         hooks.operation_checks().refuse_mean(x)
     count = prod(x.shape[a] for a in axes_of("mean", x, axis))
-    return named_mean(sum(x, axis, keepdims) * (1 / count if count else float("nan")), f"{count} elements")
+    return hooks.named_mean(sum(x, axis, keepdims) * (1 / count if count else float("nan")), f"{count} elements")
 
 
 Tensor.__add__ = Tensor.__radd__ = add

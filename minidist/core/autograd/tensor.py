@@ -74,7 +74,7 @@ class Node:
     grad: sum of the gradients that have arrived so far; `owned` says that nothing else holds that array.
     costs: for watchers, (flops, bytes) of the vjp of each input, and then of each weight.
     replays: parameters to which a replay inside this node will contribute (recomputation).
-    over: of a loss that is the mean over the rows at hand, how many there are: "22 rows".
+    over: for a library, of a loss that is the mean over the rows at hand, how many there are: "22 rows".
     """
 
     __slots__ = ("costs", "grad", "index", "inputs", "name", "over", "owned", "prepare", "replays", "weights")
@@ -254,15 +254,6 @@ def record(
     for watcher in watchers.get():
         watcher.recorded(name, out, [source for source, _ in (*edges, *weights)], cost, saved)
     return out
-
-
-def named_mean(loss: Tensor, over: str) -> Tensor:
-    """Mark the node of a loss that is the mean over the rows at hand; returns the loss."""
-    if over[:1] == "0":
-        hooks.warn_of_no_rows(over)
-    if loss.node is not None:
-        loss.node.over = over
-    return loss
 
 
 def into_buffer(vjp: Callable[..., Any] | None) -> Callable[..., Any]:

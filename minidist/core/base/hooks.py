@@ -52,7 +52,7 @@ def _as_given(name: str, value: Any, *_: Any, **__: Any) -> Any:
     return value
 
 
-def _unchanged(value: Any, function: Any) -> Any:
+def _unchanged(value: Any, _: Any) -> Any:
     return value
 
 
@@ -96,5 +96,6 @@ describe: Callable[[Any], str] = object.__repr__
 named_dtype: Callable[[str], Any] = str  # NumPy takes the names of its dtypes
 guard: Callable[..., Any] = _NoGuard
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
+named_mean: Callable[[Any, str], Any] = _unchanged
 optimizer_attribute: Callable[[Any, str], Any] = object.__getattribute__
 quoted: Callable[[object], str] = repr  # a value of the user in the sentence of an error

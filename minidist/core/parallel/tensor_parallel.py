@@ -45,7 +45,6 @@ from typing import Any
 from minidist.core.autograd import Parameter, Tensor, linear, record
 from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.cross_entropy import divisor_and_rows, softmax_loss
-from minidist.core.autograd.tensor import named_mean
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.layout import Layout
@@ -387,4 +386,4 @@ def vocab_parallel_cross_entropy(
 
     comm.advance_clock("tensor_forward")
     loss = softmax_loss(name, logits, (own, flat[own] - first), counted, divisor, last - first, reduce)
-    return named_mean(loss, mean_over) if mean_over else loss
+    return hooks.named_mean(loss, mean_over) if mean_over else loss

@@ -5,7 +5,8 @@ Proved by: tests/autograd/test_fused.py
 
 from typing import Any
 
-from minidist.core.autograd.tensor import Tensor, named_mean
+from minidist.core.autograd.tensor import Tensor
+from minidist.core.base import hooks
 from minidist.nn.ops.functions import sub
 from minidist.nn.ops.refusals import check_divisor
 
@@ -15,5 +16,5 @@ def mse_loss(prediction: Tensor, target: Any, divisor: float | None = None) -> T
     difference = sub(prediction, target)
     total = (difference * difference).sum()
     if divisor is None:
-        return named_mean(total * (1 / float(prediction.size or "nan")), f"{prediction.size} elements")
+        return hooks.named_mean(total * (1 / float(prediction.size or "nan")), f"{prediction.size} elements")
     return total * (1 / check_divisor("mse_loss", divisor))

@@ -36,8 +36,9 @@ from minidist.base.errors import AutogradError, ShapeError, UsageError, quoted
 from minidist.base.limits import check_number
 from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.cross_entropy import checked_targets, divisor_and_rows
-from minidist.core.autograd.tensor import Tensor, named_mean, record
+from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.arrays import Array, is_half, upcast
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
@@ -96,7 +97,7 @@ def distillation_loss(
 
     edges = ((student, partial(imul, gradient.reshape(shape))),)
     result = record("distillation_loss", losses.sum() / divisor, edges, cost=15 * scores.size, saved=(gradient,))
-    return named_mean(result, mean_over) if mean_over else result
+    return hooks.named_mean(result, mean_over) if mean_over else result
 
 
 def teacher_rows(teacher_logits: Any, shape: tuple[int, ...]) -> xp.Array:
@@ -180,7 +181,7 @@ def vocab_parallel_distillation_loss(
 
     edges = ((x, partial(imul, gradient.reshape(shape))),)
     result = record("vocab_parallel_distillation_loss", loss, edges, cost=15 * scores.size, saved=(gradient,))
-    return named_mean(result, mean_over) if mean_over else result
+    return hooks.named_mean(result, mean_over) if mean_over else result
 
 
 def _of_all_words(comm: Comm, scores: Any, p: Any, label: tuple[Any, Any], temperature: float) -> tuple[Any, Any, Any]:

@@ -13,7 +13,7 @@ from operator import imul
 from typing import Any
 
 from minidist.core.autograd.operators import axes_of, operand
-from minidist.core.autograd.tensor import Tensor, named_mean, record
+from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import ShapeError
@@ -55,7 +55,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     if divisor.__class__ is not float or not 0 < divisor < inf:
         divisor, mean_over = divisor_and_rows("cross_entropy", divisor, flat, counted)
     result = softmax_loss("cross_entropy", logits, (xp.arange(flat.size), flat), counted, divisor)
-    return named_mean(result, mean_over) if mean_over else result
+    return hooks.named_mean(result, mean_over) if mean_over else result
 
 
 def softmax_loss(
