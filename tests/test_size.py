@@ -21,7 +21,7 @@ LINES = {
     "comm": 6_701,
     "commands": 5_462,
     "course": 13_605,
-    "core": 9_086,
+    "core": 9_085,
     "data": 1_627,
     "debug": 9_624,
     "job": 8_454,
