@@ -79,6 +79,8 @@ class SimWorld(FindsLines, Sim):
         on_failure: str = "end",
     ) -> None:
         check_watching(record, checks)
+        if not isinstance(links, LinkModel | None):
+            raise UsageError(f"SimWorld: links={quoted(links)}; it must be a LinkModel")
         super().__init__(check_whole("SimWorld: ranks", ranks, 1), links=links or LinkModel())
         given, self.slowdown = self.links, self.links.slowdown
         self.costs = given if given.link is not None or given.overhead or given.free_startup else None

@@ -5,6 +5,7 @@ import pytest
 from minidist.comm import SimWorld
 from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import UsageError
+from minidist.core.comm.sim.matching import AlphaBeta
 
 
 def test_each_operation_costs_its_slower_part():
@@ -39,3 +40,9 @@ def test_all_costs_may_be_given_by_position():
     links = LinkModel(1.0, 2.0, 3.0, 4.0, link, None, 0.5, True)
     named = LinkModel(alpha=1.0, beta=2.0, flops=3.0, memory_bandwidth=4.0, link=link, overhead=0.5, free_startup=True)
     assert links == named
+
+
+@pytest.mark.parametrize("links", [AlphaBeta(), 3])
+def test_a_world_takes_the_links_that_it_counts_all_costs_of(links):
+    with pytest.raises(UsageError, match=r"^SimWorld: links=.*; it must be a LinkModel$"):
+        SimWorld(2, links=links)
