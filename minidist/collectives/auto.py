@@ -35,9 +35,9 @@ from minidist.collectives.closed_forms import seconds
 from minidist.collectives.tuning import MeasuredTimes, measured_times
 from minidist.collectives.user_algorithms import at_registration
 from minidist.comm.mpi.world import MPIWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.core.comm.communicator import Comm, PointToPoint
-from minidist.core.comm.sim.matching import LinkModel
 
 MAX_REAL_BYTES = 2**28  # bytes of all ranks' arrays together, when a user's algorithm needs real arrays
 MAX_TRIED_RANKS = 64  # with links that differ, algorithms are run on at most this many ranks
@@ -67,6 +67,8 @@ def choose(comm: Any, operation: str, nbytes: int) -> str:
         return taken
 
     links, members = getattr(comm.world, "links", None) or LinkModel(), tuple(comm.members)
+    if not isinstance(links, LinkModel):  # of a `Sim`
+        links = LinkModel(links.alpha, links.beta)
     # Formulas hold for uniform links. For too many ranks the formulas of the slowest link are an upper bound.
     uniform, alpha, beta = _slowest(links, members)
     if uniform or comm.size > MAX_TRIED_RANKS:

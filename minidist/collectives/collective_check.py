@@ -25,10 +25,11 @@ from minidist.collectives import load_algorithm
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.closed_forms import seconds, volume
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.comm.waiting import error_line
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.collectives.calls import Algorithm
-from minidist.core.comm import Comm, LinkModel
+from minidist.core.comm import Comm
 
 MAX_RANKS = 64
 BUFFERED = 1 << 20  # bytes; all sends of a case are smaller

@@ -22,6 +22,7 @@ from minidist.base.meta import MetaArray
 from minidist.collectives.algorithms import ALGORITHMS, Call
 from minidist.collectives.ring_event import FIRST_CHUNKS, links_of, ring_memory, ring_outcome
 from minidist.comm.sim.folded import FoldedWorld, Outcome, Ports
+from minidist.comm.sim.links import LinkModel
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
@@ -29,7 +30,6 @@ from minidist.core.base.trace import current_purpose, track, watchers
 from minidist.core.base.trace import purpose as sending
 from minidist.core.collectives.calls import Algorithm
 from minidist.core.comm.communicator import CollectiveCall, Comm, PointToPoint
-from minidist.core.comm.sim.matching import LinkModel
 
 Arguments = tuple[Any, ...]
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minidist.comm.sim.folded import Outcome, Ports
-from minidist.core.comm.sim.matching import LinkModel
+from minidist.comm.sim.links import LinkModel
 
 # Of each operation, the chunk that rank r sends first, counted backward from r, per round of n-1 steps.
 FIRST_CHUNKS = {"reduce_scatter": (1,), "all_gather": (0,), "all_reduce": (1, 0)}

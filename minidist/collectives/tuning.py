@@ -50,10 +50,10 @@ from minidist.base.process import usable_cores
 from minidist.collectives.algorithms import ALGORITHMS, Call, candidates
 from minidist.collectives.closed_forms import seconds
 from minidist.comm.mpi.world import MPIWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives.calls import Algorithm
 from minidist.core.comm.communicator import Comm
-from minidist.core.comm.sim.matching import LinkModel
 
 new_purpose("tuning")
 

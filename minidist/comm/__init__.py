@@ -14,8 +14,8 @@ communicator.py     the communicator that a program is given
 errors.py           one class per way in which messages go wrong
 message_checks.py   what can be wrong with a message on one rank alone
 buffers.py          which memory a message uses
-call_site.py        the user's line on which an operation started
-program_lines.py    the user's line of an error, and of another thread
+call_site.py        the user's line on which an operation started, or at which another thread is
+program_lines.py    the user's line of an error
 remedies.py         what to write here instead of a name of PyTorch's or mpi4py's
 tracebacks.py       what a person reads of an exception that is not ours
 tags.py             the tags of messages, and a message in words

@@ -4,11 +4,14 @@ The search goes from the caller outwards to the first frame that is not minidist
 to the first frame outside comm/ and collectives/, of the core and of the package. It costs about a quarter of a
 microsecond, so a collective call looks once and its messages share the result.
 
-Proved by: tests/comm/sim/test_world.py, tests/comm/test_error_lines.py
+Proved by: tests/comm/sim/test_world.py, tests/comm/test_error_lines.py, tests/comm/test_call_site_of_thread.py
 """
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -94,6 +97,44 @@ def cell_name(filename: str) -> str:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     found: tuple[str, str] | None = shell.compile.format_code_name(filename) if shell else None
     return " ".join(found or ("a notebook's", "cell"))
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Keep the collector off; the frames of another thread may be looked at inside this context only.
+
+    Python 3.11 makes a frame's object when somebody asks for it, and making it may collect garbage. A finalizer may
+    then let the other thread run on until that frame has ended: the object describes memory that now belongs to
+    something else, and the next look at it ends the process with a segmentation fault. Later versions of Python collect
+    garbage only between two instructions.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def call_site_of_thread(thread: int, suspended: FrameType | None = None) -> CallSite:
+    """Return the line of the user's program that another thread is at. suspended: the frame of a greenlet, instead."""
+    with without_garbage_collection():
+        return call_site(suspended or sys._current_frames().get(thread))
+
+
+def imports_a_library(thread: int) -> bool:
+    """Return whether another thread is importing something other than the user's program."""
+    with without_garbage_collection():
+        frame = sys._current_frames().get(thread)
+        while frame is not None:
+            filename = frame.f_code.co_filename
+            if filename.startswith("<frozen importlib"):
+                return True
+            if is_of_user(filename):
+                return False
+            frame = frame.f_back
+    return False
 
 
 class FindsLines:

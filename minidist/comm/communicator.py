@@ -36,7 +36,6 @@ from minidist.comm.message_checks import CheckedCall, CheckedMessages
 from minidist.core.base.trace import purpose
 from minidist.core.comm.communicator import Comm, PointToPoint
 from minidist.core.comm.mesh import Mesh
-from minidist.core.comm.sim.matching import LinkModel
 
 Part = TypeVar("Part", bound=PointToPoint)
 
@@ -269,13 +268,17 @@ def check_watching(record: bool | str, checks: bool | str) -> None:
         raise UsageError(f'checks={quoted(checks)}; it must be True, False or "headers"')
 
 
-def check_links(links: LinkModel) -> None:
-    """Raise UsageError for a cost below 0, an overhead above the latency, and a rate that is none."""
-    for name in ("alpha", "beta", "overhead"):
-        check_size(getattr(links, name), f"link model: {name}")
-    if links.link is None and links.overhead > links.alpha:
+def check_links(links: Any) -> None:
+    """Raise UsageError for a cost below 0, an overhead above the latency, and a rate that is none.
+
+    links: an `AlphaBeta`, or a `LinkModel`, which has an overhead, too.
+    """
+    overhead = getattr(links, "overhead", 0.0)
+    for name, cost in (("alpha", links.alpha), ("beta", links.beta), ("overhead", overhead)):
+        check_size(cost, f"link model: {name}")
+    if overhead > links.alpha and links.link is None:
         raise UsageError(
-            f"link model: overhead is {links.overhead}; it is a part of the latency alpha, so it must be from 0 to "
+            f"link model: overhead is {overhead}; it is a part of the latency alpha, so it must be from 0 to "
             f"{links.alpha}"
         )
     for name in ("flops", "memory_bandwidth"):

@@ -15,6 +15,7 @@ import numpy as np
 
 from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.errors import BufferReuseError
+from minidist.core.base.arrays import ndarray
 from minidist.core.base.errors import UsageError
 from minidist.core.comm.communicator import ANY, MAX_TAG, CollectiveCall, PointToPoint, Request
 
@@ -85,8 +86,8 @@ class CheckedMessages(PointToPoint):
         elif type(tag) is not int or self.highest_tag != MAX_TAG or not 0 <= tag <= MAX_TAG:
             tag = tag_of(self, tag)
         # Most are a plain array, C-contiguous and writeable, and a rank in its range.
-        plain = array.__class__ is np.ndarray and array.flags.carray and not array.dtype.hasobject
-        if not plain or peer.__class__ is not int or not 0 <= peer < self.size:
+        plain = array.__class__ is ndarray and array.flags.carray and not array.dtype.hasobject
+        if not (plain and peer.__class__ is int and 0 <= peer < self.size):
             peer = check(self, kind, array, peer)
         post = self.world.post
         request: Request = post(self, kind, array, peer, tag, nonblocking)

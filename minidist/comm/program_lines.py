@@ -1,60 +1,17 @@
-"""The line of a person's program in other places than a call: in another thread, and in an error's traceback.
+"""The line of a person's program in an error's traceback.
 
 `lines_of` is what a person reads of an error of ours: the sentence, and the line of their program that led to it (see
 tracebacks.py for other exceptions). All of the traceback comes with `--traceback`, or where MINIDIST_TRACEBACK=1 is
 set.
 
-Proved by: tests/comm/test_error_lines.py, tests/comm/test_call_site_of_thread.py
+Proved by: tests/comm/test_error_lines.py
 """
 
-import gc
 import os
-import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 
-from minidist.comm.call_site import CallSite, call_site, is_of_user
+from minidist.comm.call_site import CallSite, is_of_user
 from minidist.comm.errors import BufferReuseError
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Keep the collector off; the frames of another thread may be looked at inside this context only.
-
-    Python 3.11 makes a frame's object when somebody asks for it, and making it may collect garbage. A finalizer may
-    then let the other thread run on until that frame has ended: the object describes memory that now belongs to
-    something else, and the next look at it ends the process with a segmentation fault. Later versions of Python collect
-    garbage only between two instructions.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def call_site_of_thread(thread: int, suspended: FrameType | None = None) -> CallSite:
-    """Return the line of the user's program that another thread is at. suspended: the frame of a greenlet, instead."""
-    with without_garbage_collection():
-        return call_site(suspended or sys._current_frames().get(thread))
-
-
-def imports_a_library(thread: int) -> bool:
-    """Return whether another thread is importing something other than the user's program."""
-    with without_garbage_collection():
-        frame = sys._current_frames().get(thread)
-        while frame is not None:
-            filename = frame.f_code.co_filename
-            if filename.startswith("<frozen importlib"):
-                return True
-            if is_of_user(filename):
-                return False
-            frame = frame.f_back
-    return False
 
 
 def line_of_error(error: BaseException) -> CallSite | None:

@@ -43,12 +43,14 @@ class LocatedRequest(SimRequest):
     """A request whose line is found when somebody asks for it.
 
     posted_at: the line, None where it can be found. event: its record, where one is kept. error: it cannot complete.
+    is_free: it takes no time (`LinkModel.free_startup`).
     """
 
     comm: CheckedMessages
     posted_at: CallSite | None = None
     event: MessageEvent | None = None
     error: RankDeadError | None = None
+    is_free: bool = False
     describe = describe
 
     @property

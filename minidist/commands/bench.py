@@ -52,7 +52,7 @@ def bench_collectives(
     """Time every all-reduce against MPI_Allreduce (and gloo, where torch is installed), or on the virtual clock."""
     # Imported here: `minidist --help` must not load every benchmark.
     from minidist.collectives import load_algorithm
-    from minidist.core.comm import LinkModel
+    from minidist.comm.sim.links import LinkModel
     from minidist.report.bench import collectives, virtual_collectives
 
     lengths = tuple(whole_numbers(sizes, "--sizes")) if sizes else None

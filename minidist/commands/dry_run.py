@@ -22,10 +22,10 @@ from minidist.base.process import infrequent_gc
 from minidist.comm import SimWorld
 from minidist.comm.launching import execute, under_mpiexec, writable
 from minidist.comm.sim.folded import FoldedWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.commands.command import Result
 from minidist.commands.runner import Summary, say_notices, summarize
 from minidist.core.comm import Comm
-from minidist.core.comm.sim.matching import LinkModel
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.progress import Clock
 from minidist.job.train.start import number_of_ranks, settings_that_need_values

@@ -10,8 +10,8 @@ import pytest
 from minidist.collectives import bus_factor, tuning
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.closed_forms import seconds
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import UsageError
-from minidist.core.comm import LinkModel
 from minidist.report.bench import collectives as real
 from minidist.report.bench import virtual_collectives as virtual
 from minidist.report.crossover import crossover

@@ -9,9 +9,9 @@ from minidist.collectives import TwoLevel
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.auto import cheapest, choose, fastest, virtual_seconds
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core import collectives
 from minidist.core.base.errors import MismatchError
-from minidist.core.comm import LinkModel
 from tests.cases import each
 from tests.collectives.cases import ALL, Case
 from tests.collectives.virtual_time import seconds

@@ -10,8 +10,8 @@ from minidist.collectives import recursive_doubling, recursive_halving
 from minidist.collectives.closed_forms import seconds, volume
 from minidist.collectives.folding import Fold
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.comm import LinkModel
 from tests.cases import each
 from tests.collectives.cases import ALL, Case
 from tests.collectives.ragged_times import pairwise, ring_all_gather, ring_all_reduce, ring_reduce_scatter

@@ -15,8 +15,8 @@ from minidist.collectives.algorithms import ALGORITHMS, Call
 from minidist.collectives.ring_event import FIRST_CHUNKS
 from minidist.comm import SimWorld
 from minidist.comm.sim.folded import FoldedWorld, Ports
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.comm.sim.matching import LinkModel
 
 # Times of powers of two have no rounding. Two links, so that nodes of three ranks differ.
 LINKS = {

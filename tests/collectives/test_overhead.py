@@ -6,8 +6,8 @@ import pytest
 from minidist.collectives.auto import cheapest, choose, virtual_seconds
 from minidist.collectives.closed_forms import seconds
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import UsageError
-from minidist.core.comm import LinkModel
 from tests.cases import each
 from tests.collectives.cases import ALL, Case
 

@@ -12,8 +12,8 @@ from minidist.collectives import ring_in_blocks
 from minidist.collectives.closed_forms import seconds, volume
 from minidist.collectives.segmented_ring import SEGMENT_BYTES
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.comm import LinkModel
 from tests.cases import each
 from tests.collectives.cases import ALL, DTYPES, Case
 

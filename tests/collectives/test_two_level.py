@@ -9,10 +9,10 @@ from minidist.collectives import TwoLevel
 from minidist.collectives.auto import virtual_seconds
 from minidist.collectives.two_level import sends_inside_and_across, two_level_seconds
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core import collectives
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.comm import LinkModel
 from minidist.core.comm.mesh import init_device_mesh
 from tests.cases import each
 from tests.collectives.cases import OPS, UFUNCS, primes

@@ -3,7 +3,7 @@ measure.
 """
 
 from minidist.collectives.auto import virtual_seconds
-from minidist.core.comm import LinkModel
+from minidist.comm.sim.links import LinkModel
 
 
 def seconds(operation, algorithm, ranks, nbytes, links=None):

@@ -9,8 +9,7 @@ import pytest
 # the garbage lets the main thread return and use the memory of that function for others.
 PROGRAM = """
 import gc, sys, threading, time
-from minidist.comm.call_site import call_site
-from minidist.comm.program_lines import call_site_of_thread
+from minidist.comm.call_site import call_site, call_site_of_thread
 
 LOOK = {"bare": lambda: call_site(sys._current_frames().get(main)), "guarded": lambda: call_site_of_thread(main)}
 

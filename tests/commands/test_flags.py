@@ -9,9 +9,9 @@ import pytest
 
 import minidist.commands.app as program
 from minidist.base.limits import MAX_VALUE, MIN_VALUE
+from minidist.comm.sim.links import LinkModel
 from minidist.commands.flags import above_zero, within_limits
 from minidist.core.base.errors import UsageError
-from minidist.core.comm import LinkModel
 from minidist.job.config.train_config import TrainConfig
 from tests.cases import each
 

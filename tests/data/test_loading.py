@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from minidist.base import cache as cache_module
 from minidist.base.cache import content_hash, key_of
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import UsageError
-from minidist.core.comm import LinkModel
 from minidist.data import (
     GlobalBatchSampler,
     PrefetchingSampler,

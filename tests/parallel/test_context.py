@@ -11,9 +11,10 @@ from minidist.base.coordinates import batch_coordinates
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core.autograd import ShapeError, Tensor, causal_attention
 from minidist.core.base.errors import UsageError
-from minidist.core.comm import LinkModel, init_device_mesh
+from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, Block, GPTConfig
 from minidist.core.parallel.context_parallel import RingAttention
 from minidist.nn import Llama

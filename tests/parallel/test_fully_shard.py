@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from minidist import collectives
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core import autograd
 from minidist.core.autograd import Parameter, Tensor, backward_hook
 from minidist.core.base.errors import UsageError
-from minidist.core.comm import LinkModel, init_device_mesh
+from minidist.core.comm import init_device_mesh
 from minidist.core.nn import Linear, Module, Sequential
 from minidist.core.optim import AdamW
 from minidist.core.parallel.fsdp import FSDPState, FSDPUnit, fully_shard, sharded_parameters, shards_of, units_of

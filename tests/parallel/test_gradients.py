@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core.autograd import Parameter, Tensor
 from minidist.core.base.errors import UsageError
-from minidist.core.comm import LinkModel
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.data_parallel import GradientReducer, make_buckets
 from tests.parallel.replicas import Nested, batch, shard

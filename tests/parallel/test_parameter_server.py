@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import earliest, explore, seeded
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import MismatchError, RankDeadError, UsageError
-from minidist.core.comm import LinkModel
 from minidist.optim import SGD, ParameterSlice
 from minidist.optim.adam import Adam
 from minidist.parallel.assignment import assign_keys

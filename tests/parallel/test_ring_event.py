@@ -8,10 +8,10 @@ from minidist.base.flop_counter import FlopCounter
 from minidist.base.memory import account_memory
 from minidist.base.meta import MetaArray, creating_meta
 from minidist.comm.sim.folded import FoldedWorld, _FoldedMatching
+from minidist.comm.sim.links import LinkModel
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
-from minidist.core.comm import LinkModel
 from minidist.core.parallel.context_parallel import RingAttention
 from minidist.parallel.context.ring_event import RingAttentionEvent
 from tests.cases import each

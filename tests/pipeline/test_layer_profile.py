@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minidist.comm import SimWorld
-from minidist.core.comm.sim.matching import LinkModel
+from minidist.comm.sim.links import LinkModel
 from minidist.job.train.trainer import train
 from minidist.pipeline.runtime.layer_profile import LayerProfile, LayerTimes
 from minidist.techniques.repartition.extension import profiled_by

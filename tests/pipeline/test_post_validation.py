@@ -11,9 +11,9 @@ from minidist.base.coordinates import batch_coordinates
 from minidist.base.memory import account_memory
 from minidist.base.traces import sequences
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
-from minidist.core.comm.sim.matching import LinkModel
 from minidist.core.pipeline.runtime import split_model
 from minidist.optim import DynamicLossScaler
 from minidist.pipeline.runtime.clip import clip_grad_norm_

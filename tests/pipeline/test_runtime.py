@@ -14,9 +14,9 @@ from minidist.base.coordinates import batch_coordinates
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base.errors import MismatchError, UsageError
-from minidist.core.comm.sim.matching import LinkModel
 from minidist.core.nn import MLP, Linear
 from minidist.core.pipeline import runtime as core
 from minidist.core.pipeline.plan import Plan, actions_of, lower

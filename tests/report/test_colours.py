@@ -11,9 +11,9 @@ import pytest
 from minidist.base.memory import account_memory
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import UsageError
 from minidist.core.collectives import all_reduce
-from minidist.core.comm import LinkModel
 from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.report import draw

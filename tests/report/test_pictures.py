@@ -12,10 +12,11 @@ from minidist.base.traces import SpanEvent
 from minidist.collectives import gather
 from minidist.collectives.closed_forms import volume
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import DeadlockError, UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
-from minidist.core.comm import ANY, LinkModel
+from minidist.core.comm import ANY
 from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.report import KINDS, draw, save, write_perfetto

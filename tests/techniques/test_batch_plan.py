@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import UsageError
-from minidist.core.comm.sim.matching import LinkModel
 from minidist.data import cut_batch
 from minidist.job.checkpoint.directory import Checkpoint
 from minidist.job.checkpoint.resume import read_job_state

@@ -7,9 +7,9 @@ import pytest
 
 from minidist.base.memory import MemoryAccount
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import watchers
-from minidist.core.comm.sim.matching import LinkModel
 from minidist.job.checkpoint.directory import Checkpoint
 from minidist.job.checkpoint.resume import read_job_state
 from minidist.job.equality.compare import Judge, tier_of

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from minidist.base.meta import creating_meta
 from minidist.comm import SimWorld
 from minidist.comm.sim.folded import FoldedWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.commands.dry_run import check_fold
 from minidist.core.base.errors import UsageError
-from minidist.core.comm.sim.matching import LinkModel
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minidist.base.traces import MessageEvent
-from minidist.comm.call_site import CallSite, call_site
+from minidist.comm.call_site import CallSite, call_site, call_site_of_thread
 from minidist.comm.message_checks import CheckedMessages
-from minidist.comm.program_lines import call_site_of_thread
 from minidist.comm.tags import describe
 from minidist.comm.waiting import error_line, without_checksums
 from minidist.core.base.fibers import Fiber

@@ -1,5 +1,6 @@
 """What a simulated world can do in addition: kill ranks, explore orders of messages, let one rank stand for many.
 
+links.py             costs of links that differ, of each message at a port, and of computing on ranks that differ
 sim_world.py         the world that programs run in: it checks and records messages
 folded.py            one rank of each class runs, and stands for all of them
 watched.py          the state and the messages of a run: receives from any rank, and watchers

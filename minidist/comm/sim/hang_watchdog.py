@@ -17,8 +17,8 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+from minidist.comm.call_site import call_site_of_thread, imports_a_library, without_garbage_collection
 from minidist.comm.errors import RankTimeoutError
-from minidist.comm.program_lines import call_site_of_thread, imports_a_library, without_garbage_collection
 
 IMPORT_S = 600.0  # that a rank may import libraries for
 MOMENT_S = 0.5  # in which an exception is raised in a rank that computes

@@ -27,12 +27,13 @@ from minidist.comm.has_run import LAZY, check_takes_comm, has_run, with_remedies
 from minidist.comm.message_checks import CheckedCall
 from minidist.comm.sim.checks import KEPT_CALLS, BufferWatch, CallWatch, Lines, Recorder, Totals
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
+from minidist.comm.sim.links import LinkModel
 from minidist.comm.sim.process_state import ProcessState
 from minidist.comm.sim.watched import AnySource, Chooser, RunState, Watched, earliest
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.fibers import FiberExit
 from minidist.core.comm.communicator import Comm, PointToPoint, Request, Work
-from minidist.core.comm.sim.matching import LinkModel, Stream
+from minidist.core.comm.sim.matching import Stream
 from minidist.core.comm.sim.world import Sim
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class SimWorld(FindsLines, Sim):
     """
 
     kind = "simulated"
+    links: LinkModel
     comm_class, state_class = CheckedComm, RunState
     kept_calls = KEPT_CALLS
     uneven: Collection[str] = ()  # see `FoldedWorld`
@@ -77,7 +79,9 @@ class SimWorld(FindsLines, Sim):
         on_failure: str = "end",
     ) -> None:
         check_watching(record, checks)
-        super().__init__(check_whole("SimWorld: ranks", ranks, 1), links=links)
+        super().__init__(check_whole("SimWorld: ranks", ranks, 1), links=links or LinkModel())
+        given, self.slowdown = self.links, self.links.slowdown
+        self.costs = given if given.link is not None or given.overhead or given.free_startup else None
         self.eager_bytes, self.chooser = check_whole("SimWorld: eager_bytes", eager_bytes), chooser
         if on_failure not in ("end", "isolate"):
             raise UsageError(f'on_failure={quoted(on_failure)}; it must be "end" or "isolate"')
@@ -179,6 +183,7 @@ class SimWorld(FindsLines, Sim):
         """Return what watches the messages of a run, which begins."""
         state = self.state
         state.chooser, state.eager_limit = self.chooser, self.eager_bytes or -1
+        state.costs = self.costs
         for trace in state.traces:
             trace.keeps_events = self.record is True
         isolate, self._failures = self.on_failure == "isolate", None

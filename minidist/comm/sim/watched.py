@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from minidist.comm.sim.links import LinkModel
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.trace import current_purpose
@@ -55,6 +56,7 @@ def earliest(candidates: Sequence[Candidate]) -> int:
 class RunState(SimState):
     """One run of a `SimWorld`."""
 
+    links: LinkModel
     chooser: Chooser = earliest
     eager_limit: int = -1  # sends of at most this size in bytes are buffered; -1: none, not even an empty one
     returned: set[int] = field(default_factory=set)
@@ -155,21 +157,16 @@ class Watched(AnySource):
             self.on_posted.append(self._buffer)
         if self.on_queued or state.eager_limit >= 0:
             self.keeps = self._stays
-        # The messages that take no time: see `LinkModel.free_startup`.
-        self.free: set[SimRequest] = set()
         if state.links.free_startup:
-            usual = self.cost_of or (lambda request: (self.alpha, self.beta, self.overhead))
-            self.cost_of = lambda request: (0.0, 0.0, 0.0) if request in self.free else usual(request)
             self.on_posted.append(self._free_of_startup)
 
     def _buffer(self, request: SimRequest) -> None:
         """Let a short send be complete at once."""
         request.complete = request.kind == "send" and request.nbytes <= self.state.eager_limit
 
-    def _free_of_startup(self, request: SimRequest) -> None:
+    def _free_of_startup(self, request: Any) -> None:
         """Let a message of purpose startup take no time."""
-        if current_purpose() == "startup":
-            self.free.add(request)
+        request.is_free = current_purpose() == "startup"
 
     def _stays(self, request: Any, key: Key) -> bool:
         """Tell the watchers of a message whose other side is not there; return whether none of them keeps it out."""
@@ -199,5 +196,3 @@ class Watched(AnySource):
             raise
         for ended in self.on_ended:
             ended(request)
-        if self.free:
-            self.free.discard(request)

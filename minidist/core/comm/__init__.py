@@ -10,4 +10,4 @@ sim/                the simulated world: ranks in one process, virtual time
 
 from minidist.core.comm.communicator import ANY, CollectiveCall, Comm, PointToPoint, Request, Work
 from minidist.core.comm.mesh import Mesh, check_communicator, init_device_mesh
-from minidist.core.comm.sim.matching import LinkModel
+from minidist.core.comm.sim.matching import AlphaBeta

@@ -16,7 +16,7 @@ import numpy as np
 
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.traces import Trace
-from minidist.core.comm.sim.matching import LinkModel
+from minidist.comm.sim.links import LinkModel
 from minidist.course.lesson.numbers import current
 from minidist.course.lesson.one_rank import Task
 from minidist.course.lesson.plain import form

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidist.comm.has_run import has_run
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import MinidistError, UsageError
 from minidist.core.comm import Comm
-from minidist.core.comm.sim.matching import LinkModel
 from minidist.course.lesson.plain import form, plain
 
 

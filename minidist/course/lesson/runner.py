@@ -28,9 +28,9 @@ from minidist.base.plain_pickle import BadPickleError
 from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.comm import errors as message_errors
 from minidist.comm.has_run import NotRunError
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base import errors
 from minidist.core.base.errors import MinidistError
-from minidist.core.comm.sim.matching import LinkModel
 from minidist.course.lesson.answer_process import MAX_PRINTED, RECORD, RECORDED, Answer, EndlessError, Job, Question
 from minidist.course.lesson.exercise import Case, Exercise, Least
 from minidist.course.lesson.library_calls import LibraryCallError

@@ -37,10 +37,11 @@ from minidist.collectives.auto import virtual_seconds
 from minidist.comm.errors import LauncherError
 from minidist.comm.launcher import find_mpiexec, launcher_version
 from minidist.comm.mpi.world import MPIWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core import collectives
 from minidist.core.base.errors import UsageError
 from minidist.core.collectives import all_reduce
-from minidist.core.comm import Comm, LinkModel
+from minidist.core.comm import Comm
 from minidist.report.bench.harness import call_of, mpi_world, slowest
 
 SIZES = (1024 * 1024, 4 * 1024 * 1024)

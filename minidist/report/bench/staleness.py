@@ -18,7 +18,8 @@ from minidist.base.coordinates import Key, uniform
 from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import MAX_SWEPT_RANKS, check_count, check_ranks, check_size
 from minidist.comm import SimWorld
-from minidist.core.comm import Comm, LinkModel
+from minidist.comm.sim.links import LinkModel
+from minidist.core.comm import Comm
 from minidist.data.generated import markov
 from minidist.optim import SGD
 from minidist.techniques import parameter_server as ps

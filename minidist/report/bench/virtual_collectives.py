@@ -14,7 +14,7 @@ from minidist.base.limits import MAX_COUNT, MAX_SWEPT_RANKS, check_ranks
 from minidist.collectives import bus_factor
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.auto import cheapest, virtual_seconds
-from minidist.core.comm import LinkModel
+from minidist.comm.sim.links import LinkModel
 
 SIZES = tuple(2**exponent for exponent in range(0, 27, 2))  # 1 B to 64 MiB
 

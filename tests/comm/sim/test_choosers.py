@@ -13,8 +13,9 @@ from minidist.base.trace_file import read_traces, write_traces
 from minidist.base.traces import Trace, sequences
 from minidist.comm import SimWorld, earliest, explore, replay, seeded
 from minidist.comm.sim.choosers import Candidate
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import DeadlockError, MismatchError
-from minidist.core.comm import ANY, LinkModel
+from minidist.core.comm import ANY
 from tests.cases import each
 
 

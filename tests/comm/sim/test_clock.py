@@ -3,8 +3,8 @@
 import pytest
 
 from minidist.comm import SimWorld
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import UsageError
-from minidist.core.comm import LinkModel
 
 
 def test_each_operation_costs_its_slower_part():

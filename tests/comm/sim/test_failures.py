@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from minidist.comm import SimWorld, explore
 from minidist.comm.errors import UnmatchedMessageError
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import DeadlockError, RankDeadError, UsageError
 from minidist.core.collectives import all_reduce
-from minidist.core.comm import ANY, LinkModel
+from minidist.core.comm import ANY
 from minidist.report import draw
 from tests.cases import each
 

@@ -6,10 +6,10 @@ import pytest
 from minidist.collectives import barrier
 from minidist.comm import SimWorld
 from minidist.comm.sim.folded import FoldedWorld, others_of, seen_from
+from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import DeadlockError, UsageError
 from minidist.core.collectives import all_gather, all_reduce
 from minidist.core.comm import Mesh
-from minidist.core.comm.sim.matching import LinkModel
 
 # Powers of two: sums of times have no rounding, so equal times are equal numbers.
 LINKS = LinkModel(alpha=2.0**-20, beta=2.0**-33)

@@ -18,11 +18,12 @@ from minidist.collectives import TwoLevel
 from minidist.comm import SimWorld, launch, seeded
 from minidist.comm.buffers import checksum
 from minidist.comm.errors import BufferReuseError, RankTimeoutError, UnmatchedMessageError, UnwaitedRequestError
+from minidist.comm.sim.links import LinkModel
 from minidist.comm.waiting import Waiting, circle_text, find_cycle
 from minidist.core.base.errors import DeadlockError, UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce, reduce_scatter
-from minidist.core.comm import ANY, LinkModel
+from minidist.core.comm import ANY
 from minidist.core.comm.sim.world import Sim
 from tests.cases import each
 

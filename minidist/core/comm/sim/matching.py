@@ -7,23 +7,19 @@ wait     blocks until the two have met, then advances the clock
 
 The costs are those of the alpha-beta model, with one port in and one port out for each stream of a rank:
 
-    sender    post ──▶ depart = max(post, out_free)          out_free = depart + o + beta n
+    sender    post ──▶ depart = max(post, out_free)          out_free = depart + beta n
     wire      arrival = depart + alpha + beta n
-    receiver  landed = max(arrival, in_free + o + beta n, receive posted)              in_free = landed
+    receiver  landed = max(arrival, in_free + beta n, receive posted)              in_free = landed
               its wait ends at max(landed, now): a message that has landed costs nothing
-
-The overhead o is the part of alpha in which a port is busy with a message, however short it is. One message takes alpha
-+ beta n with any o; n-1 messages into one port take n-2 times o longer. With o = 0, the default, a port handles any
-number of empty messages in no time, so a root is never a bottleneck for short arrays.
 
 Every term depends only on the order in which a stream's program posts and waits, never on the order in which a
 scheduler happens to run the ranks. So a program without wildcards has exactly one virtual time. In return, contention
 inside the network is not modelled, because it would depend on the schedule.
 
-A world that checks or records messages, or that matches receives from any rank, has a subclass (minidist/comm/sim).
+A world that checks or records messages, or that matches receives from any rank, has a subclass (minidist/comm/sim). So
+do the costs, where links differ or a port is busy with each message, however short it is (minidist/comm/sim/links.py).
 
-Source: Hockney, The communication challenge for MPP, Parallel Computing 20 (1994), for alpha and beta; Culler et al.,
-LogP: Towards a realistic model of parallel computation, PPoPP 1993, for the overhead.
+Source: Hockney, The communication challenge for MPP, Parallel Computing 20 (1994).
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_clock.py, tests/comm/sim/test_choosers.py
 """
@@ -43,32 +39,20 @@ Key = tuple[str, int, int, int]  # context, source, destination (world ranks), t
 
 
 @dataclass(frozen=True)
-class LinkModel:
+class AlphaBeta:
     """Costs of links and of computing. Defaults: 1 µs latency, 10 GB/s links, 100 GFLOP/s and 50 GB/s per rank.
 
     alpha: seconds of latency per message. beta: seconds per byte. flops: floating-point operations per second of a
-    rank. memory_bandwidth: bytes per second of a rank. link: optional `(source, destination) -> (alpha, beta)` in world
-    ranks, for networks whose links differ (fast inside a node, slow across nodes). slowdown: optional `rank -> factor`
-    by which its computing takes longer, for machines that differ. overhead: the seconds of alpha in which the port of
-    the sender, and later that of the receiver, is busy with the message (LogP's o); from 0 to alpha. free_startup:
-    messages of purpose startup, which are sent before the first step, take no time; a dry run measures steps.
+    rank. memory_bandwidth: bytes per second of a rank.
     """
 
     alpha: float = 1e-6
     beta: float = 1e-10
     flops: float = 1e11
     memory_bandwidth: float = 5e10
-    link: Callable[[int, int], tuple[float, float]] | None = None
-    slowdown: Callable[[int], float] | None = None
-    overhead: float = 0.0
-    free_startup: bool = False
 
     def __post_init__(self) -> None:
         hooks.comm_checks().check_links(self)
-
-    def cost(self, source: int, destination: int) -> tuple[float, float]:
-        """Return (alpha, beta) of the link between two world ranks."""
-        return (self.alpha, self.beta) if self.link is None else self.link(source, destination)
 
     def seconds(self, operations: list[tuple[float, float]]) -> float:
         """Return the time of a list of operations, each (FLOPs, bytes moved): the roofline, summed."""
@@ -112,10 +96,13 @@ class SimRequest(Request):
 
 @dataclass(eq=False)
 class SimState:
-    """One run of a simulated world: what `Matching`, which pairs messages, and `Sim`, which runs streams, share."""
+    """One run of a simulated world: what `Matching`, which pairs messages, and `Sim`, which runs streams, share.
+
+    costs: what computes the times of messages where alpha and beta do not say all: a `LinkModel`.
+    """
 
     size: int
-    links: LinkModel
+    links: AlphaBeta
     traces: list[Any]  # the record of each rank, see `hooks.trace`
     ready: deque[Stream]  # streams that can run
     mains: list[Stream]
@@ -123,6 +110,7 @@ class SimState:
     side: dict[tuple[int, str], Stream] = field(default_factory=dict)  # by rank and communicator
     sends: dict[Key, list[SimRequest]] = field(default_factory=dict)
     receives: dict[Key, list[SimRequest]] = field(default_factory=dict)
+    costs: Any = None
 
     def streams(self) -> list[Stream]:
         """Return all streams: the ranks' main programs, then the others."""
@@ -132,7 +120,6 @@ class SimState:
 class Matching:
     """The messages of a run. block: a function that lets other streams run until the request can go on.
 
-    cost_of: (message) -> its alpha, beta and overhead. None: they are the same for every message.
     key_of: (message, key) -> what its other side must have equal: `FoldedWorld`, receives from any rank. None: key.
     keeps: (message, key) -> whether a message whose other side is not there yet waits for it. None: always.
     on_posted: functions that look at a message before it meets another one, where the run is watched.
@@ -146,19 +133,9 @@ class Matching:
         self.on_posted: list[Callable[[SimRequest], None]] = []
         self.on_meet: list[Callable[[SimRequest, SimRequest], bool]] = []
         self.sends, self.receives = state.sends, state.receives
-        links = state.links
-        self.alpha, self.beta, self.overhead = links.alpha, links.beta, links.overhead
-        self.cost_of: Callable[[SimRequest], tuple[float, float, float]] | None = None
-        if links.link is not None:
-            self.cost_of = self._cost_of_link
+        self.alpha, self.beta, self.costs = state.links.alpha, state.links.beta, state.costs
         self.key_of: Callable[[SimRequest, Key], Key] | None = None
         self.keeps: Callable[[SimRequest, Key], bool] | None = None
-
-    def _cost_of_link(self, request: SimRequest) -> tuple[float, float, float]:
-        """Return the costs of a message whose link differs from others."""
-        pair = request.stream.rank, request.other
-        alpha, beta = self.state.links.cost(*(pair if request.kind == "send" else pair[::-1]))
-        return alpha, beta, self.overhead
 
     def any_source(self) -> int:
         """Return the other rank of a receive from any rank. Only a subclass has such receives."""
@@ -178,14 +155,12 @@ class Matching:
 
         # What a send and its receive have equal: the context, the sender, the receiver, the tag.
         if kind == "send":
-            # The out-port sends one message after the other, and is busy with each for its overhead and its bytes.
-            alpha, beta, overhead = self.alpha, self.beta, self.overhead
-            if self.cost_of is not None:
-                alpha, beta, overhead = self.cost_of(request)
+            # The out-port sends one message after the other, and is busy with each for its bytes.
             request.depart = stream.time if stream.time > stream.out_free else stream.out_free
-            left = request.depart + beta * request.nbytes
-            request.end = stream.out_free = left + overhead
-            request.arrival = left + alpha
+            request.end = stream.out_free = request.depart + self.beta * request.nbytes
+            request.arrival = request.end + self.alpha
+            if self.costs is not None:
+                self.costs.leave(request)
             key, mine, others = (comm.context, rank, other, tag), self.sends, self.receives
         else:
             key, mine, others = (comm.context, other, rank, tag), self.receives, self.sends
@@ -244,10 +219,8 @@ class Matching:
         if request.kind == "send":
             end = request.end
         else:
-            beta, overhead = self.beta, self.overhead
-            if self.cost_of is not None:
-                _, beta, overhead = self.cost_of(request)
-            end = stream.in_free + (overhead + beta * request.nbytes)
+            busy = self.beta * request.nbytes if self.costs is None else self.costs.busy(request)
+            end = stream.in_free + busy
             if request.arrival > end:
                 end = request.arrival
             stream.in_free = end

@@ -25,25 +25,26 @@ from minidist.core.base import hooks
 from minidist.core.base.errors import CommunicationError, DeadlockError, UsageError
 from minidist.core.base.fibers import DIRECT, FiberExit, current, spawn, throw
 from minidist.core.comm.communicator import Comm, PointToPoint, Request, Work
-from minidist.core.comm.sim.matching import LinkModel, Matching, SimState, Stream
+from minidist.core.comm.sim.matching import AlphaBeta, Matching, SimState, Stream
 
 
 class Sim:
-    """`ranks` virtual ranks that run one function. links: the alpha-beta cost model."""
+    """`ranks` virtual ranks that run one function. links: alpha and beta; a `SimWorld` knows more of a `LinkModel`."""
 
     comm_class: type[Comm] = Comm  # what a rank gets
     state_class: type[SimState] = SimState
     many = 256  # ranks whose data do not fit into the caches together
+    slowdown: Callable[[int], float] | None = None  # of a rank: how many times longer it computes
     folds = False  # whether one rank stands for many: see `FoldedWorld`
     state: SimState  # of the run, or of the last one
     matching: Matching
     post: Callable[..., Request]  # the messages of a run go straight to its `Matching`
     wait: Callable[[Any], None]
 
-    def __init__(self, ranks: int, *, links: LinkModel | None = None) -> None:
+    def __init__(self, ranks: int, *, links: AlphaBeta | None = None) -> None:
         if ranks < 1:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
-        self.size, self.links = ranks, links or LinkModel()
+        self.size, self.links = ranks, links or AlphaBeta()
         self.running_ranks: Sequence[int] = range(ranks)  # all of them; a subclass may let some stand for others
 
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
@@ -146,9 +147,9 @@ class Sim:
         # The next stream that is ready runs at once, if it has begun. The hub begins all others, because the stack of a
         # fiber that this one began would lie on top of this one's.
         ready = state.ready
-        if ready and self.direct and ready[self.next].waiting is not None:
-            state.running = stream = ready.pop() if self.next else ready.popleft()
-            stream.waiting = None
+        if ready and self.direct and (stream := ready[self.next]).waiting is not None:
+            del ready[self.next]
+            state.running, stream.waiting = stream, None
             stream.fiber.switch()  # type: ignore[union-attr]
         else:
             self.hub.switch()
@@ -204,8 +205,8 @@ class Sim:
         stream = self.state.running
         start = stream.time
         spent = seconds + (self.links.seconds(list(operations)) if operations else 0.0)
-        if self.links.slowdown is not None:
-            spent *= self.links.slowdown(stream.rank)
+        if self.slowdown is not None:
+            spent *= self.slowdown(stream.rank)
         end = start + spent
         if not start <= end < math.inf:
             raise UsageError(

@@ -5,9 +5,8 @@
                              ▼                      │ waits for the posted receive
     rank 1   1RECV_F0       1F0 1RECV_F1  1B0 1SEND_B0  1F1 ...
 
-Messages are in messages.py; neighbours on one rank pass their arrays by reference. A library validates every plan
-before anything runs, so a wrong one raises an error and does not hang. `minidist/pipeline/runtime/pipeline.py` adds
-second forwards (recomputation), actions that overlap, and plans without backward.
+Messages are in messages.py; neighbours on one rank pass their arrays by reference. What a plan may have in addition
+(second forwards, actions that overlap, no backward), and how it is validated, is in `minidist/pipeline`.
 
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """

@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.core.comm.sim.matching import LinkModel
+from minidist.comm.sim.links import LinkModel
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing, is_wrong, reduced_to_all, standard_cases
 from minidist.course.lesson.hint_file import hints_of
 
