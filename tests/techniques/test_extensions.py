@@ -17,6 +17,7 @@ from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.start import number_of_ranks
 from minidist.optim.named import OPTIMIZERS
 from minidist.techniques import Extension, Moment, installed, of_job, touched
+from tests.cases import each
 
 ROOT = Path(__file__).parents[2]
 SIZES = "--layers 1 --width 8 --heads 2 --context 8 --steps 3 --micro-batch 2"
@@ -218,6 +219,49 @@ def test_a_method_in_the_place_of_an_attribute_is_refused(here, name):
     )
     with pytest.raises(UsageError, match=f"Old.{name} is a method, which is always true; make it an attribute"):
         list(of_job(TrainConfig.make(extension="old.py:Old")))
+
+
+@each("name, near", [("after_backwards", "after_backward"), ("before_steps", "before_step"), ("observe", "observes")])
+def test_a_misspelt_hook_is_refused(name, near):
+    with pytest.raises(UsageError, match=rf"^Old\.{name} is no hook; did you mean {near}\?"):
+        type("Old", (Extension,), {name: lambda self, strategy, step: None})
+    type("Other", (Extension,), {f"_{name}": None, "share": 0.0, near: None})
+
+
+NOISE = """
+from minidist.techniques import Extension, Field, Record
+
+class Noise(Extension):
+    class Settings(Record):
+        sigma: float = Field(0.01)
+        shown: int = Field(1)
+    fixed = ("sigma",)
+"""
+
+
+def test_a_resumed_job_has_the_fixed_settings_of_a_users_class(here, capsys, minidist):
+    Path("noise.py").write_text(NOISE)
+    Path("counts.py").write_text(STATE)
+    resumed = [*JOB, "--save", "run", "--resume", "--steps", "5"]
+    trained(capsys, "--save", "run", "--extension", "noise.py:Noise,sigma=0.01")
+    error = minidist(*resumed, "--extension", "noise.py:Noise,sigma=0.02", code=2).err
+    assert "was made with sigma=0.01 of the extension Noise, this job has 0.02; resume with sigma=0.01" in error
+    error = minidist(*resumed, code=2).err
+    assert "was made with the extension 'Noise,sigma=0.01', and this job has none of that name; resume" in error
+    trained(capsys, *resumed[len(JOB) :], "--extension", "noise.py:Noise,sigma=0.01,shown=2")
+
+    # A state without fixed settings, and a class that the first job did not have.
+    trained(capsys, "--save", "other", "--extension", "counts.py:Counts")
+    resumed[len(JOB) + 1] = "other"
+    assert "was made with the extension 'Counts', and this job has none" in minidist(*resumed, code=2).err
+    error = minidist(*resumed, "--extension", "counts.py:Counts,noise.py:Noise", code=2).err
+    assert "was made without the extension Noise, which fixes sigma for a whole job; leave --extension out" in error
+
+
+def test_what_is_fixed_is_a_setting(here):
+    Path("noises.py").write_text(NOISE.replace('("sigma",)', '("sigmas",)'))
+    with pytest.raises(UsageError, match="'sigmas' of `fixed` is no setting of the class"):
+        list(of_job(TrainConfig.make(extension="noises.py:Noise")))
 
 
 SETTINGS = """

@@ -237,7 +237,7 @@ def test_the_core_refuses_a_receive_from_any_rank():
         if comm.rank == 1:
             comm.recv(numbers(0), ANY)
 
-    with pytest.raises(UsageError, match=r"^rank 1: a Sim has no receives from any rank; use a SimWorld$"):
+    with pytest.raises(UsageError, match=r"^rank 1: a Sim has no receives from any rank; use a SimWorld"):
         Sim(2).run(program)
 
 
