@@ -29,12 +29,12 @@ from minidist.core.comm.sim.matching import AlphaBeta, Matching, SimState, Strea
 
 
 class Sim:
-    """`ranks` virtual ranks that run one function. links: alpha and beta; a `SimWorld` knows more of a `LinkModel`."""
+    """`ranks` virtual ranks that run one function. links: the costs; only `SimWorld` uses all of a `LinkModel`."""
 
     comm_class: type[Comm] = Comm  # what a rank gets
     state_class: type[SimState] = SimState
     many = 256  # ranks whose data do not fit into the caches together
-    slowdown: Callable[[int], float] | None = None  # of a rank: how many times longer it computes
+    slowdown: Callable[[int], float] | None = None  # rank -> the factor by which its computing takes longer
     folds = False  # whether one rank stands for many: see `FoldedWorld`
     state: SimState  # of the run, or of the last one
     matching: Matching
