@@ -40,7 +40,7 @@ def trained(capsys, *flags):
     return json.loads(printed.out)
 
 
-@pytest.mark.parametrize("layout", ["--dp 3", "--dp 2 --tp 2", "--dp 2 --zero 1", "--pp 2 --layers 2 --microbatches 2"])
+@pytest.mark.parametrize("layout", ["--dp 3", "--dp 2 --tp 2", "--pp 2 --layers 2 --microbatches 2"])
 def test_the_extension_of_the_guide_in_several_layouts(here, capsys, layout):
     with_it = trained(capsys, *layout.split(), "--extension", "small.py:SmallGradients,every=2,limit=1e-4")
     # The same numbers as without it, and two steps of three are counted.
@@ -56,7 +56,7 @@ def test_the_extension_of_the_guide_in_several_layouts(here, capsys, layout):
 @pytest.mark.parametrize(
     ("value", "flags", "words"),
     [
-        ("small.py:SmallGradients", {"zero": 2, "dp": 2}, "with --zero 2 no rank has whole gradients; use --zero 1"),
+        ("small.py:SmallGradients", {"zero": 1, "dp": 2}, "with --zero 1 a rank has a shard .*; leave --zero out"),
         ("small.py:SmallGradients", {"pp": 2, "schedule": "pipedream"}, "all gradients of a step; leave"),
         (
             "small.py:SmallGradients,every=0",
@@ -303,7 +303,7 @@ def package_without(folder, *names):
     package = folder / "minidist"
     shutil.copytree(Path(minidist.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     for name in names:
-        shutil.rmtree(package / "techniques" / name)
+        shutil.rmtree(package / "techniques" / name, ignore_errors=True)  # it may have been deleted for good
 
 
 def ended(folder, *words):

@@ -5,8 +5,7 @@
 
 A name that is not below is `NOTHING` until it is set: a module of checks that checks nothing (`refusals`), a check of
 one call (`check_layout`), a record that records nothing (`trace`), an addition that there is not (`split_attention`).
-`minidist/additions.py` says which function or module this package sets; the docstring there says what it gets and
-returns.
+`minidist/additions.py` says which function or module this package sets; its docstring says what it gets and returns.
 
 Proved by: tests/base/test_hooks.py
 """

@@ -31,6 +31,7 @@ from typing import Any
 
 from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
+from minidist.core.base.errors import UsageError
 from minidist.core.base.fibers import Fiber
 from minidist.core.comm.communicator import ANY, PointToPoint, Request, Work
 
@@ -137,8 +138,8 @@ class Matching:
         self.keeps: Callable[[SimRequest, Key], bool] | None = None
 
     def any_source(self) -> int:
-        """Return the other rank of a receive from any rank. Only a subclass has such receives: here they wait."""
-        return ANY
+        """Return the other rank of a receive from any rank. Only a subclass has such receives."""
+        raise UsageError(f"rank {self.state.running.rank}: a Sim has no receives from any rank; use a SimWorld")
 
     def post(self, comm: PointToPoint, kind: str, array: Array, peer: int, tag: int, nonblocking: bool) -> SimRequest:
         """Start a send or a receive. It meets the oldest message of the other kind that fits it, or waits for one."""

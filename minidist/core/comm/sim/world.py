@@ -9,7 +9,7 @@ always deadlocks here, and not only when its messages are larger than the buffer
     none is ready:  [1] match one receive from any rank, where the world has such receives, else
                     [2] all have returned, or it is a deadlock
 
-`Sim` moves messages and checks nothing. Programs run in a `SimWorld`: a `Sim` with watchers.
+`Sim` moves messages; it checks and records none, so `comm.trace` has none. Programs run in a `SimWorld`, which does.
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py
 """
@@ -126,7 +126,9 @@ class Sim:
 
     def _deadlock(self, blocked: list[Stream]) -> DeadlockError:
         """Return the error for a run whose streams are blocked: what each of them waits in."""
-        lines = [f"  rank {stream.rank} waits in {stream.waiting.describe()}" for stream in blocked if stream.waiting]
+        names = [f"rank {stream.rank}" + ("" if stream.is_main else f" ({stream.name})") for stream in blocked]
+        lines = [f"  {who} waits in {s.waiting.describe()}" for who, s in zip(names, blocked, strict=True) if s.waiting]
+        lines += [f"  rank {s.rank} has returned" for s in self.state.mains if s.fiber is not None and s.fiber.dead]
         ranks = len({stream.rank for stream in blocked})
         first = f"deadlock: {ranks} of {self.size} ranks are blocked and none can make progress"
         return DeadlockError("\n".join([first, *lines]))

@@ -1,9 +1,9 @@
 """The runtime: executes a rank's order, action by action. It depends on the plan alone.
 
-    rank 0   0RECV_B0  0F0 0SEND_F0  0F1 0SEND_F1   0B0 ...
-                          │             ▲
-                          ▼             │ waits for the posted receive
-    rank 1   1RECV_F0     1F0        1B0 1SEND_B0 ...
+    rank 0   0RECV_B0  0F0 0SEND_F0  0F1 0SEND_F1  0B0 0RECV_B1 ...
+                             │                      ▲
+                             ▼                      │ waits for the posted receive
+    rank 1   1RECV_F0       1F0 1RECV_F1  1B0 1SEND_B0  1F1 ...
 
 Messages are in messages.py; neighbours on one rank pass their arrays by reference. What a plan may have in addition
 (second forwards, actions that overlap, no backward), and how it is validated, is in `minidist/pipeline`.
@@ -91,8 +91,7 @@ class Pipeline:
         check_communicator(comm, "Pipeline")
 
         # [1] The plan: valid, for these ranks and for these stages.
-        tuples = tuple(tuple(order) for order in plan.orders)
-        lowered, orders, rank_of = prepared(plan.with_orders(tuples), self.updates_on_the_way)
+        lowered, orders, rank_of = prepared(plan.with_orders(tuple(map(tuple, plan.orders))), self.updates_on_the_way)
         self.stages = {stage.number: stage for stage in stages}
         hooks.pipeline_refusals().check_fits(plan, comm, self.stages)
         self.comm, self.loss, self.coordinates = comm, loss, coordinates
