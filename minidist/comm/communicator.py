@@ -291,6 +291,13 @@ def check_links(links: Any) -> None:
             )
 
 
+def check_links_of_core(links: Any) -> None:
+    """Raise UsageError where a plain `Sim` is given costs that only a `SimWorld` counts."""
+    for name in ("link", "slowdown", "overhead", "free_startup"):
+        if getattr(links, name, None):
+            raise UsageError(f"Sim has no {name} in its link model, and would ignore it; use SimWorld(links=links)")
+
+
 def check_group(comm: Comm, ranks: Sequence[int]) -> None:
     """Raise UsageError unless these are distinct ranks of `comm`, with its own."""
     try:

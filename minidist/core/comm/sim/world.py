@@ -44,6 +44,8 @@ class Sim:
     def __init__(self, ranks: int, *, links: AlphaBeta | None = None) -> None:
         if ranks < 1:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
+        if type(self) is Sim:
+            hooks.comm_checks().check_links_of_core(links)
         self.size, self.links = ranks, links or AlphaBeta()
         self.running_ranks: Sequence[int] = range(ranks)  # all of them; a subclass may let some stand for others
 
