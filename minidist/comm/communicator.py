@@ -292,7 +292,7 @@ def check_links(links: Any) -> None:
 
 
 def check_links_of_core(links: Any) -> None:
-    """Raise UsageError where a plain `Sim` is given costs that only a `SimWorld` counts."""
+    """Raise UsageError where a `Sim` is given costs that only a `SimWorld` uses."""
     for name in ("link", "slowdown", "overhead", "free_startup"):
         if getattr(links, name, None):
             raise UsageError(f"Sim has no {name} in its link model, and would ignore it; use SimWorld(links=links)")

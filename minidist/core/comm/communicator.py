@@ -8,7 +8,7 @@ one operation of all its ranks together, so an algorithm runs on either. Both ha
                                PointToPoint.wait  ──▶ Sim.wait
 
 Every collective is built from these messages (`minidist/core/collectives`), and all messages of one call carry the
-number of the call as their tag. In a world that checks (`SimWorld`), two collectives that meet by mistake are an error
+number of the call as their tag. In a world that checks (not `Sim`), two collectives that meet by mistake are an error
 that names both, and no rank continues with the other one's bytes:
 
     rank 0   all_reduce #3 ──── tag 3, match key "all_reduce/ring" ────▶ rank 1   broadcast #3: MismatchError

@@ -29,7 +29,7 @@ from minidist.core.comm.sim.matching import AlphaBeta, Matching, SimState, Strea
 
 
 class Sim:
-    """`ranks` virtual ranks that run one function. links: the costs; only `SimWorld` uses all of a `LinkModel`."""
+    """`ranks` virtual ranks that run one function. links: the costs; those of a `LinkModel` need `SimWorld`."""
 
     comm_class: type[Comm] = Comm  # what a rank gets
     state_class: type[SimState] = SimState
