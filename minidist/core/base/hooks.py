@@ -61,8 +61,8 @@ def _any_place(*_: Any) -> AbstractContextManager[Any]:
 
 def not_in_the_core(*_: Any, **__: Any) -> Any:
     raise UsageError(
-        "minidist/core has no half precision, dropout, devices, loading of weights, receives from any rank or further"
-        " options of its wrappers; import all of minidist"
+        "minidist/core has no half precision, dropout, devices, loading of weights, receives from any rank, further"
+        " methods of tensors and plans, or further options of its wrappers; import all of minidist"
     )
 
 

@@ -5,6 +5,7 @@ import pytest
 from minidist.comm import SimWorld
 from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import UsageError
+from minidist.core.comm.sim.world import Sim
 
 
 def test_each_operation_costs_its_slower_part():
@@ -39,3 +40,13 @@ def test_all_costs_may_be_given_by_position():
     links = LinkModel(1.0, 2.0, 3.0, 4.0, link, None, 0.5, True)
     named = LinkModel(alpha=1.0, beta=2.0, flops=3.0, memory_bandwidth=4.0, link=link, overhead=0.5, free_startup=True)
     assert links == named
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("link", lambda a, b: (1, 0)), ("slowdown", lambda rank: 2.0), ("overhead", 1e-7)]
+)
+def test_the_cores_world_refuses_costs_that_it_would_ignore(name, value):
+    with pytest.raises(UsageError, match=rf"Sim has no {name} .* use SimWorld"):
+        Sim(2, links=LinkModel(**{name: value}))
+    SimWorld(2, links=LinkModel(**{name: value}))
+    assert Sim(2, links=LinkModel(alpha=2e-6)).links.alpha == 2e-6
