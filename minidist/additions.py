@@ -93,7 +93,7 @@ def _module(hook: str, path: str) -> Callable[[], Any]:
 
 
 def _function(hook: str, path: str, name: str) -> Callable[..., Any]:
-    """Return what imports a function and calls it, and is replaced by the function."""
+    """Return what imports a function when it is called first, sets the hook to the function, and calls it."""
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         function = getattr(import_module(path), name)
@@ -232,7 +232,7 @@ def _add_tensor_methods(tensor: Any) -> None:
 
 
 def _named_mean(loss: Any, over: str) -> Any:
-    """Mark the node of a loss that is the mean over the rows at hand, `over` says how many; returns the loss."""
+    """Note in the node of a loss over what it is a mean, such as "22 rows", and return the loss."""
     if over[:1] == "0":
         from minidist.base.warn import warn_of_no_rows
 

@@ -203,6 +203,7 @@ def test_a_command_enters_few_functions_before_the_first_product(monkeypatch, mi
             return train(*arguments)
 
     monkeypatch.setattr(runner, "train", counted)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # as `make test` does; other variables are not read then
     minidist(*words)
     found.clear()
     with UntilProduct() as command, pytest.raises(SystemExit):

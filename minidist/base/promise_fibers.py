@@ -8,7 +8,7 @@ meanwhile. So each fiber and each caller of `switch` wait for separate promises:
 
 The host needs JavaScript Promise Integration: Chrome or Edge 137 and newer, Node with --experimental-wasm-jspi (24) or
 --experimental-wasm-stack-switching (20). The program must run in `runPythonAsync`, since a stack that plain JavaScript
-has entered cannot be suspended. There are neither greenlets nor threads, so `minidist/core/base/fibers.py` takes the
+has entered cannot be suspended. Pyodide has neither greenlets nor threads, so minidist/core/base/fibers.py uses the
 fibers of this module where `sys.platform` is "emscripten". The package greenlet-pyodide does the same behind greenlet's
 whole interface; it has had one release, and minidist needs three functions.
 

@@ -17,13 +17,13 @@ from minidist.core.base.trace import watchers as watchers
 
 
 class Watcher:
-    """What a watcher is told. Every method may be left out. It watches in the block of `with watcher`.
+    """What a watcher is told. Every method may be left out. It is a context manager, and watches inside the block.
 
     operations: the (flops, bytes) that it has counted since they were taken, in order; None: it counts none.
     """
 
     operations: list[tuple[int, int]] | None = None
-    _blocks: tuple[Token[tuple["Watcher", ...]], ...] = ()  # those that it watches in
+    _blocks: tuple[Token[tuple["Watcher", ...]], ...] = ()  # of the `with` blocks that it is in
 
     def __enter__(self) -> Self:
         self._blocks += (set_watcher(self),)

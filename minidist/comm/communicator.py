@@ -254,13 +254,14 @@ def _made(claim: Claim) -> str:
     return f"a group labelled {quoted(claim.label)} of {quoted(list(claim.members))}"
 
 
-# --- what a world asks, and the core ---
+# --- checks of the arguments of worlds, links, groups and meshes ---
 
 
 def check_watching(record: bool | str, checks: bool | str) -> None:
-    """Raise UsageError for what a world cannot keep or check.
+    """Raise UsageError for values of `record` and `checks` that a world does not have.
 
-    record: every event, none, or "totals", the bytes by purpose. checks: all, none, or those of "headers" alone.
+    record: True keeps every event, False none, "totals" the bytes by purpose. checks: True makes all checks, False
+    none, "headers" those of the messages' headers alone.
     """
     if record not in (True, False, "totals"):
         raise UsageError(f'record={quoted(record)}; it must be True, False or "totals"')
@@ -269,9 +270,9 @@ def check_watching(record: bool | str, checks: bool | str) -> None:
 
 
 def check_links(links: Any) -> None:
-    """Raise UsageError for a cost below 0, an overhead above the latency, and a rate that is none.
+    """Raise UsageError for a cost below 0, an overhead above the latency, and a rate that is not above 0.
 
-    links: an `AlphaBeta`, or a `LinkModel`, which has an overhead, too.
+    links: an `AlphaBeta`, or a `LinkModel`, which also has an overhead.
     """
     overhead = getattr(links, "overhead", 0.0)
     for name, cost in (("alpha", links.alpha), ("beta", links.beta), ("overhead", overhead)):
@@ -288,6 +289,13 @@ def check_links(links: Any) -> None:
                 f"link model: {name} is {quoted(rate)}; it must be from {MIN_VALUE:g} to {MAX_VALUE:g} per"
                 " second, or infinite"
             )
+
+
+def check_links_of_core(links: Any) -> None:
+    """Raise UsageError where a `Sim` is given costs that only a `SimWorld` uses."""
+    for name in ("link", "slowdown", "overhead", "free_startup"):
+        if getattr(links, name, None):
+            raise UsageError(f"Sim has no {name} in its link model, and would ignore it; use SimWorld(links=links)")
 
 
 def check_group(comm: Comm, ranks: Sequence[int]) -> None:

@@ -199,8 +199,8 @@ def execute(
 ) -> Outcome:
     """Run on every rank; gather results and traces. An error is raised in the simulated world, and ends an MPI job.
 
-    simulated: what makes the world of virtual ranks; None: `SimWorld`. equal: returns what all processes of mpiexec
-    must have equal, by name: before `main` they compare it.
+    simulated: what makes the world of virtual ranks; None: `SimWorld`. equal: returns the settings, by name, that
+    must be the same in all processes of mpiexec; the processes compare them before `main` runs.
     """
     tune()
     flush_at_the_end()

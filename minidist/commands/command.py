@@ -104,8 +104,9 @@ class Result:
 def json_or_table(function: Callable[..., Result | None]) -> Callable[..., None]:
     """Give a command the flag `--json` and print its Result; None, on ranks that do not print, prints nothing.
 
-    A parameter whose type is a dataclass becomes a flag for each field, which has the annotation and the default of a
-    flag; the command gets the dataclass, made from what was typed. A function with a parameter `json_output` prints.
+    A parameter whose type is a dataclass becomes a flag for each field, with the type and the default of the field; the
+    function gets the dataclass of the values that were typed. A function with a parameter `json_output` prints by
+    itself.
     """
     groups: dict[str, Any] = {}
     parameters = []

@@ -1,7 +1,8 @@
 """The core: data, tensor, context, expert and pipeline parallelism, ZeRO and FSDP in their plainest form, and the loop.
 
 Nothing here imports anything outside this folder; variants and checks send their messages from `minidist/parallel`.
-README.md names six files to read first. A folder imports only what is above it in this table:
+README.md names six files to read first; then pipeline/schedules.py, plan.py, runtime/messages.py and pipeline.py, and
+train/parallelize.py. A folder imports only what is above it in this table:
 
 base/           arrays, errors, random numbers, the trace and the watchers of operations
 autograd/       a tensor, the operations with their gradients, and the backward pass

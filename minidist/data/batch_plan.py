@@ -63,7 +63,7 @@ class Shares:
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether all micro-batches have as many rows."""
+        """Whether all micro-batches have the same number of rows."""
         return self.largest == min(map(min, self.rows))
 
     def place(self, number: int) -> tuple[int, int]:

@@ -126,7 +126,7 @@ class ReplicaGuard:
                 self.statistics = RunningStatistics(module, *self.comms)
 
     def forward_begins(self, module: Any) -> None:
-        if self.ranks > 1:  # with one, nothing is compared
+        if self.ranks > 1:  # one rank has nothing to compare
             self.mode = mode_of(self.module if module is None else module)
 
     def backward_begins(self, running: BackwardPass, again: bool = False) -> None:
@@ -238,8 +238,8 @@ def next_model(comm: Comm) -> int:
 def check_axes(wrapper: str, module: Any, parameters: Iterable[Parameter], *comms: Comm) -> None:
     """Raise UsageError when summing the gradients of `parameters` over `comms` cannot be right. Sends nothing.
 
-    A model may be split over one axis of a mesh before a wrapper sums its gradients over another. Two mistakes in this
-    leave every message well formed, and the loss falls:
+    A model may be split over one axis of a mesh before a wrapper sums its gradients over another. With two mistakes
+    every message has the right size, and the loss falls:
 
         over too many ranks   DistributedDataParallel(model, mesh["tp"]): shards of different columns would be averaged
         over too few ranks    DistributedDataParallel(model, mesh["dp"]) with context parallelism: the ranks of `cp`

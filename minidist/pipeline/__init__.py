@@ -2,7 +2,7 @@
 
 schedules/     the other schedules, and plans from text, files and functions
 errors.py      the error of a plan
-plan_methods.py    a plan as text, and which ranks have a stage
+plan_methods.py    a plan as text and CSV, and which ranks compute each stage
 validate.py    whether a plan is complete, computes right gradients and cannot deadlock
 transfers.py   whether the sends and receives of a plan that has them match
 simulate.py    the order of events of a plan

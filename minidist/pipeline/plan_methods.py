@@ -1,4 +1,4 @@
-"""Methods of `Plan` that its runtime does not need: what a plan looks like as text, and which ranks have a stage.
+"""Methods of `Plan` that the core does not need: the plan as text and as CSV, and which ranks compute each stage.
 
 Proved by: tests/pipeline/test_plans.py
 """
@@ -7,7 +7,7 @@ from minidist.core.pipeline.plan import COMPUTE, KINDS, REDUCE_GRAD, STAGE, STEP
 
 
 def show(item: Item) -> str:
-    """Return an item in the field's grammar."""
+    """Return an item as PyTorch writes it, such as 0F2, 1REDUCE_GRAD or (1F4;2B1)OVERLAP_F_B."""
     if isinstance(item, tuple):
         return f"({show(item[0])};{show(item[1])})OVERLAP_F_B"
     kind = item % STEP

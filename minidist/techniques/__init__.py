@@ -186,6 +186,12 @@ def of_users(config: Any) -> Iterator[Extension]:
                 " checkpoint keeps its state; give the class a different `key`"
             )
         keys.add(kind.key)
+        for name in kind.fixed:
+            if name not in kind.Settings.model_fields:
+                raise UsageError(
+                    f"--extension {quoted(source)}: {quoted(name)} of `fixed` is no setting of the class; name one of"
+                    " its Settings"
+                )
         try:
             yield kind(_settings(kind, values))
         except WrongValue as error:

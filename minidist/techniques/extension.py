@@ -200,6 +200,14 @@ class Extension:
             if callable(getattr(cls, name)):
                 raise UsageError(f"{cls.__name__}.{name} is a method, which is always true; make it an attribute")
 
+        # A hook with another name would never be called.
+        for name in vars(cls):
+            if name[0] != "_" and not any(hasattr(base, name) for base in cls.__bases__) and (near := _hook_like(name)):
+                raise UsageError(
+                    f"{cls.__name__}.{name} is no hook; did you mean {near}? Begin the name of what is none with an"
+                    " underscore"
+                )
+
         # Every class has its own state, also where it is derived from another extension.
         cls.key = vars(cls).get("key") or cls.__name__
 
@@ -426,7 +434,7 @@ class Extension:
         """Note that this rank has made its micro-batches of a step. Every rank calls it, before it sends losses."""
 
     def after_backward(self, strategy: Any, step: int) -> None:
-        """Look at the gradients of a step, or change them: they are summed over all ranks, and not yet clipped.
+        """Look at the gradients of a step, or change them in place: they are summed over all ranks, not yet clipped.
 
         strategy: a `job/train/strategies/mesh.py:MeshStrategy`; `strategy.gradients()` is multiplied by
         `strategy.job.scale`. Every rank calls it, and the reference on one device.
@@ -603,3 +611,11 @@ class Extension:
         They are added to those of `bytes_sent`.
         """
         return {}
+
+
+def _hook_like(name: str) -> str:
+    """Return the attribute of `Extension` whose name is nearly `name`, or ""."""
+    from difflib import get_close_matches
+
+    hooks = [hook for hook in dir(Extension) if hook[0] != "_"]
+    return next(iter(get_close_matches(name, hooks, 1, cutoff=0.85)), "")

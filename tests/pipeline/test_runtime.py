@@ -401,7 +401,7 @@ def test_the_cores_pipeline_names_an_action_that_only_a_users_pipeline_runs():
         pipe = core.Pipeline(comm, plan, stages, lambda y, t: cross_entropy(y, t, 10.0), tied=tied)
         pipe.step([np.ones((5, 4), np.float32)] * 2, [np.arange(5) % 3] * 2)
 
-    with pytest.raises(UsageError, match=r"core's Pipeline does not run 0RECOMPUTE\d; take minidist.Pipeline"):
+    with pytest.raises(UsageError, match=r"core's Pipeline does not run 0RECOMPUTE\d; use minidist.Pipeline"):
         SimWorld(2).run(main)
 
 

@@ -17,6 +17,7 @@ from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.start import number_of_ranks
 from minidist.optim.named import OPTIMIZERS
 from minidist.techniques import Extension, Moment, installed, of_job, touched
+from tests.cases import each
 
 ROOT = Path(__file__).parents[2]
 SIZES = "--layers 1 --width 8 --heads 2 --context 8 --steps 3 --micro-batch 2"
@@ -40,7 +41,7 @@ def trained(capsys, *flags):
     return json.loads(printed.out)
 
 
-@pytest.mark.parametrize("layout", ["--dp 3", "--dp 2 --tp 2", "--dp 2 --zero 1", "--pp 2 --layers 2 --microbatches 2"])
+@pytest.mark.parametrize("layout", ["--dp 3", "--dp 2 --tp 2", "--pp 2 --layers 2 --microbatches 2"])
 def test_the_extension_of_the_guide_in_several_layouts(here, capsys, layout):
     with_it = trained(capsys, *layout.split(), "--extension", "small.py:SmallGradients,every=2,limit=1e-4")
     # The same numbers as without it, and two steps of three are counted.
@@ -56,7 +57,7 @@ def test_the_extension_of_the_guide_in_several_layouts(here, capsys, layout):
 @pytest.mark.parametrize(
     ("value", "flags", "words"),
     [
-        ("small.py:SmallGradients", {"zero": 2, "dp": 2}, "with --zero 2 no rank has whole gradients; use --zero 1"),
+        ("small.py:SmallGradients", {"zero": 1, "dp": 2}, "with --zero 1 a rank has a shard .*; leave --zero out"),
         ("small.py:SmallGradients", {"pp": 2, "schedule": "pipedream"}, "all gradients of a step; leave"),
         (
             "small.py:SmallGradients,every=0",
@@ -220,6 +221,49 @@ def test_a_method_in_the_place_of_an_attribute_is_refused(here, name):
         list(of_job(TrainConfig.make(extension="old.py:Old")))
 
 
+@each("name, near", [("after_backwards", "after_backward"), ("before_steps", "before_step"), ("observe", "observes")])
+def test_a_misspelt_hook_is_refused(name, near):
+    with pytest.raises(UsageError, match=rf"^Old\.{name} is no hook; did you mean {near}\?"):
+        type("Old", (Extension,), {name: lambda self, strategy, step: None})
+    type("Other", (Extension,), {f"_{name}": None, "share": 0.0, near: None})
+
+
+NOISE = """
+from minidist.techniques import Extension, Field, Record
+
+class Noise(Extension):
+    class Settings(Record):
+        sigma: float = Field(0.01)
+        shown: int = Field(1)
+    fixed = ("sigma",)
+"""
+
+
+def test_a_resumed_job_has_the_fixed_settings_of_a_users_class(here, capsys, minidist):
+    Path("noise.py").write_text(NOISE)
+    Path("counts.py").write_text(STATE)
+    resumed = [*JOB, "--save", "run", "--resume", "--steps", "5"]
+    trained(capsys, "--save", "run", "--extension", "noise.py:Noise,sigma=0.01")
+    error = minidist(*resumed, "--extension", "noise.py:Noise,sigma=0.02", code=2).err
+    assert "was made with sigma=0.01 of the extension Noise, this job has 0.02; resume with sigma=0.01" in error
+    error = minidist(*resumed, code=2).err
+    assert "was made with the extension 'Noise,sigma=0.01', and this job has none of that name; resume" in error
+    trained(capsys, *resumed[len(JOB) :], "--extension", "noise.py:Noise,sigma=0.01,shown=2")
+
+    # A state without fixed settings, and a class that the first job did not have.
+    trained(capsys, "--save", "other", "--extension", "counts.py:Counts")
+    resumed[len(JOB) + 1] = "other"
+    assert "was made with the extension 'Counts', and this job has none" in minidist(*resumed, code=2).err
+    error = minidist(*resumed, "--extension", "counts.py:Counts,noise.py:Noise", code=2).err
+    assert "was made without the extension Noise, which fixes sigma for a whole job; leave --extension out" in error
+
+
+def test_what_is_fixed_is_a_setting(here):
+    Path("noises.py").write_text(NOISE.replace('("sigma",)', '("sigmas",)'))
+    with pytest.raises(UsageError, match="'sigmas' of `fixed` is no setting of the class"):
+        list(of_job(TrainConfig.make(extension="noises.py:Noise")))
+
+
 SETTINGS = """
 from minidist.techniques import Extension, Settings
 
@@ -303,7 +347,7 @@ def package_without(folder, *names):
     package = folder / "minidist"
     shutil.copytree(Path(minidist.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     for name in names:
-        shutil.rmtree(package / "techniques" / name)
+        shutil.rmtree(package / "techniques" / name, ignore_errors=True)  # it may have been deleted for good
 
 
 def ended(folder, *words):

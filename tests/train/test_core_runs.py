@@ -70,8 +70,8 @@ CHECKS = {
     "parallel/replica_guard.py",
     "pipeline/runtime/refusals.py",
 }
-# The counter of operations, dropout, whose probability is 0 here, what says when a message has arrived and the dtype of
-# one by its name, and the parts of an output that is no tensor.
+# The counter of operations; dropout, whose probability is 0 here; the additions of `minidist.Pipeline`, and what says
+# when a message has arrived; a dtype by its name; the parts of an output that is not a tensor.
 STEPPED_THROUGH = {
     "base/arrays.py",
     "base/coordinates.py",

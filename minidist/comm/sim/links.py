@@ -1,4 +1,4 @@
-"""The cost model that programs get: Hockney's, and what machines have in addition.
+"""The cost model of a `SimWorld`: Hockney's alpha-beta model, and four properties of machines that it leaves out.
 
     link          networks whose links differ         overhead       a port is busy with every message
     slowdown      ranks that compute more slowly      free_startup   messages before the first step take no time
@@ -11,7 +11,8 @@ The overhead o is the part of alpha in which a port is busy with a message, howe
 One message takes alpha + beta n with any o; n-1 messages into one port take n-2 times o longer. With o = 0, the
 default, a port handles any number of empty messages in no time, so a root is never a bottleneck for short arrays.
 
-A `SimWorld` counts all of them. A `Sim`, the world of the core, knows alpha, beta and the rates of computing only.
+A `SimWorld` uses all of them. A `Sim`, the world of the core, uses alpha, beta and the rates of computing, and refuses
+a model that sets one of the four.
 
 Source: Culler et al., LogP: Towards a realistic model of parallel computation, PPoPP 1993, for the overhead.
 

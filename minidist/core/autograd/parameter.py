@@ -2,8 +2,8 @@
 buffer of its gradient may be a slice of a larger array.
 
 FSDP frees and gathers parameters, a pipeline stashes older versions, an optimizer updates them. A node therefore keeps
-the Parameter, never the array. The `version` counts updates: minidist/nn/ops/in_place.py refuses a backward that would
-use another one than forward saw.
+the Parameter, never the array. `version` counts the updates: with minidist/nn/ops/in_place.py, backward raises an error
+when the version is not the one that forward used.
 
     backward ──▶ accumulate ──▶ gradient.local, which lies in its buffer, perhaps a slice of a flat array
 
@@ -195,7 +195,7 @@ class Parameter(Tensor):
             self.flat.updated(by)
 
     def saved(self) -> Any:
-        """What a node keeps: the parameter, never its array; a library adds the version that forward saw."""
+        """What a node keeps: the parameter, never its array; `hooks.saved_tensor` may add the version and a sample."""
         return hooks.saved_tensor(self, self.version, self._data) or self
 
     @property

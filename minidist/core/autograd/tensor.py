@@ -74,7 +74,7 @@ class Node:
     grad: sum of the gradients that have arrived so far; `owned` says that nothing else holds that array.
     costs: for watchers, (flops, bytes) of the vjp of each input, and then of each weight.
     replays: parameters to which a replay inside this node will contribute (recomputation).
-    over: for a library, of a loss that is the mean over the rows at hand, how many there are: "22 rows".
+    over: of a loss that is a mean, over what: "22 rows". `hooks.named_mean` sets it; the core does not read it.
     """
 
     __slots__ = ("costs", "grad", "index", "inputs", "name", "over", "owned", "prepare", "replays", "weights")
@@ -161,7 +161,7 @@ class Tensor:
         return self.data.item()
 
     def saved(self) -> Any:
-        """What a node keeps to read `.data` in backward: the tensor itself, or what a library checks its use with."""
+        """What a node keeps to read `.data` in backward: the tensor itself, or an object with its `data`."""
         node = self.node
         if (node is not None and node.name != "leaf") or self.data.ndim == 0 or not grad_enabled.get():
             return self if saved_tensors.get() is None else kept(self.data, self)
@@ -188,7 +188,7 @@ class Tensor:
         sum = mean = reshape = _method
         backward: ClassVar[Callable[..., Any]]
 
-    # No model of the core uses these: a library adds them (minidist/additions.py).
+    # No model of the core uses these methods: minidist/additions.py adds them.
     __neg__ = __sub__ = __rsub__ = __rtruediv__ = __pow__ = __bool__ = __iter__ = _not_here
     __array__ = __array_function__ = _not_here
     __reduce_ex__: Any = _not_here

@@ -1,6 +1,6 @@
 """Fibers: programs in one thread that run until they pause, as ranks of the simulated world and asynchronous works do.
 
-They are greenlets. Where there are none, a library has fibers of the same interface (minidist/base/promise_fibers.py).
+They are greenlets. Pyodide has none: there, minidist/base/promise_fibers.py has fibers with the same interface.
 
     hub = current()                                    what runs now
     fiber = spawn(program, argument, context, hub)     nothing runs yet; control goes to the hub when it ends
@@ -10,7 +10,7 @@ They are greenlets. Where there are none, a library has fibers of the same inter
     throw(fiber, error)   raise `error` where the fiber has paused, and return when it has ended; FiberExit ends it and
                           is not raised here. A fiber that is thrown at by another one must not pause again
     fiber.dead            whether it has ended
-    fiber.gr_frame        the frame in which it has paused; None when nothing is known of it
+    fiber.gr_frame        the frame in which it has paused; None where it is not known, as in Pyodide
 
 Proved by: tests/base/test_fibers.py
 """

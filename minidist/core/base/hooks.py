@@ -5,8 +5,7 @@
 
 A name that is not below is `NOTHING` until it is set: a module of checks that checks nothing (`refusals`), a check of
 one call (`check_layout`), a record that records nothing (`trace`), an addition that there is not (`split_attention`).
-`minidist/additions.py` says which function or module this package sets; the docstring there says what it gets and
-returns.
+`minidist/additions.py` says which function or module this package sets; its docstring says what it gets and returns.
 
 Proved by: tests/base/test_hooks.py
 """
@@ -62,8 +61,8 @@ def _any_place(*_: Any) -> AbstractContextManager[Any]:
 
 def not_in_the_core(*_: Any, **__: Any) -> Any:
     raise UsageError(
-        "minidist/core has no half precision, dropout, devices, loading of weights, receives from any rank or further"
-        " options of its wrappers; import all of minidist"
+        "minidist/core has no half precision, dropout, devices, loading of weights, receives from any rank, further"
+        " methods of tensors and plans, or further options of its wrappers; import all of minidist"
     )
 
 

@@ -103,7 +103,7 @@ def all_reduce(
 ) -> Any:
     """Replace every rank's `array` by the sum (`op`) of all ranks' arrays, in place; returns it.
 
-    equal: a text that every rank must pass equal (whose gradient it is); compared with each message, at no cost.
+    equal: a text that every rank must pass equal (whose gradient it is); worlds that check messages compare it.
     """
     # Where nothing is recorded, `comm.last` keeps the last call, and a call like it runs without the checks: they take
     # as long as a short message.

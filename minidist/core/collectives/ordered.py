@@ -5,7 +5,7 @@ bits of the result. Here every rank sends chunk j straight to rank j, which hold
 0 + 1 + ... + (n-1). Each element's sum then depends on nothing but its n values.
 
     rank 0 ──chunk 1──▶ 1        each rank: n-1 messages out, n-1 in, the ring's volume (n-1)/n of the array;
-           ──chunk 2──▶ 2        it needs more memory: n-1 received chunks, where a ring needs two
+           ──chunk 2──▶ 2        it needs more memory: n-1 received chunks; all_reduce of ring.py needs one
            ──chunk 3──▶ 3
 
 Proved by: tests/collectives/test_ordered.py

@@ -1,7 +1,7 @@
 """Communication: one interface for simulated and for real ranks. Nothing here depends on tensors.
 
-`Comm` is the interface. `Sim` runs ranks as fibers on a virtual clock. minidist/comm adds `SimWorld`, which also checks
-and records messages, `MPIWorld`, which runs ranks as processes under `mpiexec`, and `launch`, which chooses.
+`Comm` is the interface. `Sim` (sim/world.py) runs ranks as fibers in virtual time. minidist/comm adds `SimWorld`, which
+also checks and records, `MPIWorld`, which runs ranks as processes under `mpiexec`, and `launch`, which chooses.
 
 communicator.py     send and receive: the interface of both worlds; a group of ranks and its collective calls
 mesh.py             ranks in a grid of axes

@@ -8,8 +8,8 @@ one operation of all its ranks together, so an algorithm runs on either. Both ha
                                PointToPoint.wait  ──▶ Sim.wait
 
 Every collective is built from these messages (`minidist/core/collectives`), and all messages of one call carry the
-number of the call as their tag. When two different collectives meet by mistake, the error names both, and no rank
-continues with the other collective's bytes:
+number of the call as their tag. In a world that checks (not `Sim`), two collectives that meet by mistake are an error
+that names both, and no rank continues with the other one's bytes:
 
     rank 0   all_reduce #3 ──── tag 3, match key "all_reduce/ring" ────▶ rank 1   broadcast #3: MismatchError
 
@@ -123,7 +123,7 @@ class PointToPoint:
         return self._post("send", array, dest, tag, True)
 
     def irecv(self, array: Array, source: int, tag: int | None = None) -> Request:
-        """Start receiving into `array` from rank `source` (or ANY, but in a `Sim`); do not touch it before `wait`."""
+        """Start receiving into `array` from rank `source` (ANY: not in a `Sim`); do not touch it before `wait`."""
         return self._post("receive", array, source, tag, True)
 
     def wait(self, request: Request) -> Array:
@@ -250,7 +250,7 @@ class Comm(PointToPoint):
     def collective(self, operation: str, equal: str = "", root: int | None = None, *_: Any) -> CollectiveCall:
         """Return this rank's next collective call. A world that reports messages takes further arguments.
 
-        equal, root: what must be equal on every member, in addition to the operation: compared with each message.
+        equal, root: what must be equal on every member, in addition to the operation, in a world that checks.
         """
         match_key = operation if root is None else f"{operation} root {root}"
         return self.call_class(self, operation, f"{match_key} {equal}" if equal else match_key)

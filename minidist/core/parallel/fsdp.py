@@ -9,9 +9,8 @@ A *unit* is a module's parameters in one flat array (a block; what is left of th
     step       an ordinary optimizer on the shards; nothing is gathered before the next forward needs it
 
 Per unit of Psi padded elements and micro-batch, two gathers and one reduce-scatter: 3 Psi (n-1)/n elements from each
-rank, where data parallelism sends 2. The gathers run in a separate stream: with `prefetch=d` the next d units are on
-their way while one computes, which hides a gather that takes no longer than the computation, and costs the memory of d
-units.
+rank, where data parallelism sends 2. The gathers run in a stream: with `prefetch=d` the next d units are on their way
+while one computes, which hides a gather that takes no longer than the computation, and costs the memory of d units.
 
 [1] and [2] are forward hooks. They mark the module's inputs and outputs on the tape, and backward calls [3] when the
 gradients of the outputs are complete and [4] when those of the inputs are. A node keeps the Parameter and not its

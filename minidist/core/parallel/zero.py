@@ -5,16 +5,15 @@ Here the flat parameters are cut into n shards. A rank needs the summed gradient
 becomes its first half; the second half then sends *parameters*:
 
     [1] gradients     | 0 | 1 | 2 |   ── reduce-scatter ──▶   rank r: the sum of shard r    (n-1)/n of the gradient
-    [2] optimizer     rank r steps shard r with 1/n of the state
+    [2] optimizer     rank r steps shard r as an ordinary parameter, with 1/n of the state
     [3] parameters    | 0 | 1 | 2 |   ◀── all-gather ──────   rank r: its new shard r       (n-1)/n of the parameters
 
 A shard begins at a multiple of `alignment` elements, and the padding is at the end and holds zeros. With 1,024, the
 block of the gradient norm, no block crosses from one rank to another, and the norm has the same bits as on one device.
-An optimizer works on a shard as on whole parameters.
 
-So stage 1 sends exactly what data parallelism sends. Stage 1 keeps the whole gradient on each rank and reduces it once
-per step. Stage 2 keeps only the gradient of the shard and reduces in every micro-batch, bucket by bucket while backward
-runs; the memory of a bucket is freed as soon as the bucket is reduced.
+So stage 1 sends what data parallelism sends, and the padding. It keeps the whole gradient on each rank and reduces it
+once per step. Stage 2 keeps only the gradient of the shard and reduces in every micro-batch, bucket by bucket while
+backward runs; the memory of a bucket is freed as soon as the bucket is reduced.
 
 Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", SC 2020, section 5.
 

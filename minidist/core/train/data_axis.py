@@ -38,7 +38,7 @@ class Group:
 
     comm: these ranks; mesh: over what ZeRO 3 shards on them; axes: all axes. zero, reduction: as in `ParallelLayout`.
     experts: whether the parameters are cut over the axis ep. tied: names of parameters that other stages have too.
-    options: of the wrapper; with ZeRO 3 `expert_mesh`, over what it shards the experts, when these are another group.
+    options: of the wrapper; with ZeRO 3 also `expert_mesh`: where experts are another group, the ranks that shard them.
     """
 
     module: Module

@@ -12,7 +12,7 @@ Training imports this file, and not the other way round: a job is a `train.job.J
 Proved by: tests/checkpoint/test_resume.py, tests/checkpoint/test_layouts.py
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError, quoted_path, reason
+from minidist.base.errors import UsageError, quoted, quoted_path, reason
 from minidist.base.meta import NoDevice
 from minidist.base.read_file import check_path
 from minidist.base.records import Field, Record, WrongValue
@@ -76,6 +76,15 @@ Held = tuple[Parameter, int, int]  # elements [start, stop) of a parameter, or o
 def fixed_settings() -> tuple[str, ...]:
     """Return the settings, also of techniques, that a resumed job shares with the job that saved its checkpoint."""
     return (*FIXED, *(name for kind in installed() for name in kind.fixed))
+
+
+def fixed_by_users(job: Any, states: Collection[str]) -> dict[str, dict[str, str]]:
+    """Return the `fixed` settings of each extension of `--extension` that has some, or a state, by its key."""
+    return {
+        extension.key: {name: str(getattr(extension.settings, name)) for name in extension.fixed}
+        for extension in job.extensions
+        if type(extension) not in installed() and (extension.fixed or extension.key in states)
+    }
 
 
 def save_job(
@@ -149,11 +158,14 @@ def job_state(
     job: Any, step: int, losses: list[float], optimizer_steps: int, scalars: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the part of a checkpoint that is not tensors."""
+    states = {extension.key: state for extension in job.extensions if (state := extension.state())}
+    fixed = fixed_by_users(job, states)
     return {
         # The micro-batch is for people: it may change, and --micro-batch auto has become a number here.
         "config": {name: getattr(job.config, name) for name in (*fixed_settings(), "micro_batch")},
         "data_digest": job.data_digest,
-        **{extension.key: state for extension in job.extensions if (state := extension.state())},
+        **states,
+        **({"extensions": fixed} if fixed else {}),
         "global_batch": job.batches.global_batch,
         "samples": step * job.batches.global_batch,
         "optimizer_steps": optimizer_steps,
@@ -174,6 +186,7 @@ class JobState(Record, strict=True):
     scalars: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field({})
     data_digest: str | None = None  # older checkpoints have none
     batch_plan: dict[str, Any] = Field({})  # where batches change while the job trains
+    extensions: dict[str, dict[str, str]] = Field({})  # of --extension: key -> its `fixed` settings
 
     def of(self, extension: Extension) -> Any:
         """Return the state of an extension, as JSON has it; None when the job that saved the checkpoint had none."""
@@ -363,6 +376,7 @@ def same_job(checkpoint: Checkpoint, job: Any, rank: int = 0) -> JobState:
     """
     state, path = read_job_state(checkpoint), str(checkpoint.path)
     _check_settings(state, job, path)
+    _check_extensions(state, job, path)
     if rank == 0:
         _check_content(state, job, checkpoint)
 
@@ -409,6 +423,35 @@ def _check_settings(state: JobState, job: Any, path: str) -> None:
                 f" {_short(now)}; "
                 + (f"leave out {flag(name)}" if then is None else f"resume with {flag(name)} {_short(then)}")
             )
+
+
+def _check_extensions(state: JobState, job: Any, path: str) -> None:
+    """Raise UsageError for a class of `--extension` that one of the jobs lacks, or that has other `fixed` settings."""
+    fixed = fixed_by_users(job, state.everything)
+    keys = {extension.key for extension in job.extensions}
+    for key, settings in state.extensions.items():
+        if key not in keys:
+            again = ",".join([key, *(f"{name}={value}" for name, value in settings.items())])
+            raise UsageError(
+                f"the checkpoint {quoted_path(path)} was made with the extension {quoted(again)}, and this job has"
+                " none of that name; resume with it as --extension FILE.py:CLASS, or begin a new job with --init-from"
+            )
+    by_content = {(e.key, name) for e in job.extensions if e.key in state.everything for name in e.by_content}
+    for key, settings in fixed.items():
+        # A checkpoint with its state and without its settings is an older one.
+        if settings and key not in state.extensions and key not in state.everything:
+            raise UsageError(
+                f"the checkpoint {quoted_path(path)} was made without the extension {key}, which fixes"
+                f" {', '.join(settings)} for a whole job; leave --extension out, or begin a new job with --init-from"
+            )
+        for name, now in settings.items():
+            then = state.extensions.get(key, {}).get(name, now)
+            if then != now and (key, name) not in by_content:
+                raise UsageError(
+                    f"the checkpoint {quoted_path(path)} was made with {name}={quoted_path(then, marks=False)} of the"
+                    f" extension {key}, this job has {quoted_path(now, marks=False)}; resume with"
+                    f" {name}={quoted_path(then, marks=False)}"
+                )
 
 
 def _check_content(state: JobState, job: Any, checkpoint: Checkpoint) -> None:

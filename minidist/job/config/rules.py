@@ -515,8 +515,9 @@ def as_markdown() -> str:
         "# Settings that do not combine",
         "",
         "A job that breaks one of these rules is refused with one sentence before any rank starts. The first broken",
-        "rule is reported. Its name stands with its code in `minidist/job/config/rules.py` or `minidist/techniques`;",
-        "names in `-without-effect` come from `without_effect` of `minidist/techniques/rule.py`: search for the flag.",
+        "rule is reported, without its name: search this page for a part of the sentence that has no value in it. The",
+        "code is under the name in `minidist/job/config/rules.py` or `minidist/techniques`; names in `-without-effect`",
+        "come from `without_effect` of `minidist/techniques/rule.py`: search for the flag.",
     ]
     for title, rules in SECTIONS.items():
         lines += ["", f"## {title}", "", "| rule | what is refused | what to do |", "|---|---|---|"]

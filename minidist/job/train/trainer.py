@@ -84,11 +84,11 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
 class Run(Loop):
     """What a rank has of a job.
 
-    job, strategy: of the layout in use. storage: what
-    `save_job` takes, of a job that saves. done: steps of earlier runs; saved: those of the last checkpoint, 0 without
-    one. skipped: steps of this run whose update was left out. phases: the layouts that have ended. observers: are
-    called after every step. flops: counts the operations of evaluations and updates for the virtual clock. account:
-    whose samples become the memory in the trace; None keeps none. began: the step, on the clock. made: its update.
+    job, strategy: of the layout in use. storage: an argument of `save_job`; None in a job that does not save. done:
+    the number of steps of earlier runs; saved: of those before the last checkpoint, 0 without one. skipped: how many
+    steps of this run had no update. phases: the layouts that have ended. observers: are called after every step. flops:
+    counts the operations of evaluations and updates for the virtual clock. account: the memory account whose samples
+    are written to the trace; None writes none. began: when the step began, in seconds. made: whether it had an update.
     """
 
     comm: Comm

@@ -1,6 +1,6 @@
-"""Notice updates of parameters, and writes into arrays, that a node keeps for backward.
+"""Notice updates of the parameters that a node keeps for backward, and writes into its arrays.
 
-A version counts the updates of a parameter, and backward refuses another one than forward saw. A write into the array
+A version counts the updates of a parameter, and backward refuses a version other than forward's. A write into the array
 itself (`p.data[...] *= 3`, the next batch in a reused buffer) counts nothing: NumPy does not say that an array was
 written to, and comparing all values would read every weight twice more in each step. So about a hundred values, spread
 over rows and columns, are kept and compared: what an optimizer, a clipping, a re-initialisation or another batch writes
@@ -47,7 +47,7 @@ def detect_in_place_changes() -> Iterator[None]:
 class SampledTensor:
     """One use of a parameter or an input by a node: reads the array bound at the time of the backward, if it fits.
 
-    version: what forward saw. array: it holds the values, of which a sample is kept; None while they are released.
+    version: the one that forward used. array: the values, of which a sample is kept; None while they are released.
     """
 
     __slots__ = ("step", "tensor", "values", "version")

@@ -1,6 +1,6 @@
 """Pipelines, their policies and their observers: versions of weights, sharded optimizers, profiles of layers.
 
-pipeline.py          what plans may have in addition to the core's, and what does not fit
+pipeline.py          the pipeline that users get: it runs every action of a plan, and refuses what does not fit
 replica_reducers.py  what sums gradients over the replicas of stages
 refusals.py          what a pipeline refuses
 clip.py              the gradient norm over all stages, and clipping by it

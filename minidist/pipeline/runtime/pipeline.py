@@ -1,10 +1,10 @@
-"""The pipeline that users get: the core's, which also runs the other actions of plans, and refuses what does not fit.
+"""The pipeline that users get: it extends the core's by the other actions of plans, and refuses what does not fit.
 
-    RECOMPUTE2               the second forward of micro-batch 2, whose first one kept its input alone
+    0RECOMPUTE2              the second forward of micro-batch 2 on stage 0; the first one kept only its input
     (1F4;2B1)OVERLAP_F_B     two actions, which begin when both have what they need
-    F F F                    a plan without backwards: nothing is kept
+    0F0 0F1 0F2              a plan without backwards, for evaluation: nothing is kept
 
-What was sent is released when it has arrived (early_release.py), and observers see every computation.
+An array that was sent is released when it has arrived (early_release.py). Observers see every computation.
 
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
@@ -32,7 +32,7 @@ Observer = Callable[[Step], AbstractContextManager[Any]]  # a computation -> a c
 class Item(list[Step]):
     """An action of a rank's order, or a pair of actions that overlap.
 
-    arrived: the messages of this rank that have arrived when they are done.
+    arrived: messages that this rank has sent, and that have arrived when the item is done.
     """
 
     def __init__(self, steps: Iterable[Step], arrived: Sequence[Message] = ()) -> None:
@@ -49,7 +49,7 @@ class Pipeline(core.Pipeline):
     coordinates: micro-batch -> context in which its passes run (`batch_coordinates`). observers: each is called with a
     computation and returns a context in which it runs.
 
-    Sends what the core's `Pipeline` sends, and 16 B from rank 0 to every other (startup). Raises PlanError for a wrong
+    Sends what the core's `Pipeline` sends, and broadcasts 16 B from rank 0 (startup). Raises PlanError for a wrong
     plan, UsageError for stages, inputs, losses or outputs that do not fit, MismatchError when ranks have different
     plans.
     """
@@ -83,7 +83,7 @@ class Pipeline(core.Pipeline):
         self.at_end = combine_statistics(self.stages, reduce.shared.comm, self.plan, reduce.data)
 
     def begin(self, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
-        """Begin a step on these micro-batches; UsageError where some, or the loss, are missing."""
+        """Begin a step on these micro-batches; UsageError where an input, a target or the loss is missing."""
         # An evaluation may have no loss; targets are for the loss.
         m = self.plan.microbatches
         has_loss = self.plan.updates == "none" if self.loss is None else targets is not None and len(targets) == m
@@ -92,7 +92,7 @@ class Pipeline(core.Pipeline):
         super().begin(inputs, targets)
 
     def know(self, shapes: Shapes, boundaries: Boundaries) -> None:
-        """Note what crosses stage boundaries, and from it when each message has arrived."""
+        """Note what crosses stage boundaries, and which messages have arrived after each item of the order."""
         super().know(shapes, boundaries)
         self.boundaries = boundaries
         arrived = arrived_messages(self.messages)
@@ -100,7 +100,7 @@ class Pipeline(core.Pipeline):
         self.order = self.items
 
     def execute(self, order: Iterable[Sequence[Step]]) -> None:
-        """Execute items one after the other, and release what has arrived behind each."""
+        """Execute items one after the other, and after each one release the messages that have arrived."""
         messages = self.messages
         for item in order:
             # An overlapped pair starts when both of its actions have what they need.
@@ -144,7 +144,7 @@ class Pipeline(core.Pipeline):
             self.alive[stage, i] = leaves, None
 
     def outputs_of(self, stage: int, i: int, leaves: list[Any]) -> list[Tensor]:
-        """Return the outputs of a stage; of the last stage, the loss. UsageError for those that cannot go on."""
+        """Return the outputs of a stage; of the last stage, the loss. UsageError for an output that is not a Tensor."""
         outputs = super().outputs_of(stage, i, leaves)
         # Losses are added, so none may be the mean over its own rows.
         if stage + 1 == self.plan.stages and self.loss is not None and len(outputs) == 1 and self.added > 1:
@@ -172,7 +172,7 @@ class Pipeline(core.Pipeline):
                 combine()
 
     def _dry_run(self, stage: int, i: int, arrays: list[Any]) -> list[Any]:
-        """Return the outputs of a forward that keeps nothing, also not what was counted in it."""
+        """Return the outputs of a forward that keeps nothing, and forget the operations that watchers counted in it."""
         outputs = super()._dry_run(stage, i, arrays)
         for watcher in watchers.get():
             if watcher.operations is not None:

@@ -5,7 +5,7 @@
 The schedules of `minidist.core.pipeline.schedules` are those that a reader begins with, and `get_schedule` finds them,
 too. A new one is a new file in this folder.
 
-schedule.py   a schedule with more attributes than the core's
+schedule.py   a schedule that says which numbers of micro-batches it takes, and what else options change
 text.py       actions and plans as text, and CSV files
 load.py       a plan from the command line: a name, a file, or a function in a Python file
 refusals.py   sizes and options that a schedule cannot have

@@ -1,4 +1,4 @@
-"""A schedule with more attributes than the core has: which m it can take, and what else options change in its plan.
+"""A schedule that says which numbers of micro-batches it takes, and what options change in its plan beyond the orders.
 
 Proved by: tests/pipeline/test_plans.py
 """
@@ -15,7 +15,7 @@ from minidist.core.pipeline.plan import Orders, Plan
 class Schedule(schedules.Schedule):
     """A schedule by name.
 
-    takes: (p, m, v, and the options that it names) -> None, or the end of a sentence that says which m it can take.
+    takes: (p, m, v, and the options that it names) -> None, or the end of a sentence that says which m it takes.
     complete: (plan, options) -> the plan, where options change more of it than its orders. For the others see the
     core's `Schedule`.
     """

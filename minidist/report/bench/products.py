@@ -9,7 +9,7 @@ PyTorch is installed, it is one more way, which does not count for the floor.
 
 All ways are measured within the step because time depends on where the operands are. Alone and repeated, a product
 finds them in the processor's cache; in a step much else is used in between, and it finds its weight in main memory or a
-cache further away. Against products alone a ratio says how large the caches are, not how well the step computes.
+cache further away. A ratio to products alone would depend on the size of the caches, not on how the step computes.
 
 Proved by: tests/bench/test_products.py
 """
@@ -27,7 +27,7 @@ from minidist.core.base import arrays as xp
 from minidist.report.bench.environment import has_torch
 from minidist.report.bench.harness import Step
 
-ROUNDS, SECONDS = 7, 0.3  # of each way: at least as many steps, and more while they are short
+ROUNDS, SECONDS = 7, 0.3  # of each way: at least this number of steps, and more where a step is short
 
 
 class Layout(NamedTuple):

@@ -31,6 +31,11 @@ def only_casts(job: Any) -> bool:
     return method(job) in ("none", "fp16", "bf16")
 
 
+def keeps_residual(job: Any) -> bool:
+    """Return whether the job's compressor adds to a gradient what it has not sent of earlier ones."""
+    return not only_casts(job) and method(job) != "qsgd"
+
+
 RESIDUAL = "residual"  # its name in a checkpoint
 
 
@@ -51,9 +56,16 @@ class Compression(Extension):
     rules = (
         Rule(
             "compression-with-zero",
-            lambda j: method(j) != "none" and j.zero == 3,
+            lambda j: keeps_residual(j) and j.zero == 3,
             "--compression {compression} gives every rank the whole sum and, for error feedback, a residual of the"
             " size of the model; with --zero 3 a rank has memory for its share of the model alone",
+            "use --zero 0, 1 or 2",
+        ),
+        Rule(
+            "cast-with-zero",
+            lambda j: method(j) != "none" and j.zero == 3,
+            "not implemented: --compression {compression} replaces the reduction of a bucket of gradients, and with"
+            " --zero 3 each unit of the model reduces its gradient by itself",
             "use --zero 0, 1 or 2",
         ),
         Rule(

@@ -6,6 +6,7 @@ from minidist.comm import SimWorld
 from minidist.comm.sim.links import LinkModel
 from minidist.core.base.errors import UsageError
 from minidist.core.comm.sim.matching import AlphaBeta
+from minidist.core.comm.sim.world import Sim
 
 
 def test_each_operation_costs_its_slower_part():
@@ -46,3 +47,13 @@ def test_all_costs_may_be_given_by_position():
 def test_a_world_takes_the_links_that_it_counts_all_costs_of(links):
     with pytest.raises(UsageError, match=r"^SimWorld: links=.*; it must be a LinkModel$"):
         SimWorld(2, links=links)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("link", lambda a, b: (1, 0)), ("slowdown", lambda rank: 2.0), ("overhead", 1e-7)]
+)
+def test_the_cores_world_refuses_costs_that_it_would_ignore(name, value):
+    with pytest.raises(UsageError, match=rf"Sim has no {name} .* use SimWorld"):
+        Sim(2, links=LinkModel(**{name: value}))
+    SimWorld(2, links=LinkModel(**{name: value}))
+    assert Sim(2, links=LinkModel(alpha=2e-6)).links.alpha == 2e-6

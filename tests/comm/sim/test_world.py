@@ -218,6 +218,29 @@ def test_a_deadlock_in_a_stream_names_the_collective_and_its_line():
     assert text.count(line(program, "all_reduce")) >= 2
 
 
+def test_without_checks_a_deadlock_names_streams_and_the_ranks_that_have_returned():
+    def program(comm):
+        if comm.rank == 0:
+            all_reduce(comm, numbers(1), async_op=True).wait()
+
+    with pytest.raises(DeadlockError) as caught:
+        Sim(2).run(program)
+    assert str(caught.value).splitlines()[1:] == [
+        "  rank 0 waits in all_reduce/ring",
+        "  rank 0 (lane:world) waits in all_reduce/ring: receive with rank 1, 8 B",
+        "  rank 1 has returned",
+    ]
+
+
+def test_the_core_refuses_a_receive_from_any_rank():
+    def program(comm):
+        if comm.rank == 1:
+            comm.recv(numbers(0), ANY)
+
+    with pytest.raises(UsageError, match=r"^rank 1: a Sim has no receives from any rank; use a SimWorld"):
+        Sim(2).run(program)
+
+
 @each("many", [256, 1000])
 def test_a_thousand_ranks_wait_for_each_other(many, monkeypatch):
     """A rank that waits switches to the next one, and starts none: no stack lies on top of another."""

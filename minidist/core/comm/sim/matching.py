@@ -9,15 +9,15 @@ The costs are those of the alpha-beta model, with one port in and one port out f
 
     sender    post ──▶ depart = max(post, out_free)          out_free = depart + beta n
     wire      arrival = depart + alpha + beta n
-    receiver  landed = max(arrival, in_free + beta n, receive posted)              in_free = landed
+    receiver  landed = max(arrival, in_free + beta n, receive posted)   in_free = landed
               its wait ends at max(landed, now): a message that has landed costs nothing
 
 Every term depends only on the order in which a stream's program posts and waits, never on the order in which a
 scheduler happens to run the ranks. So a program without wildcards has exactly one virtual time. In return, contention
 inside the network is not modelled, because it would depend on the schedule.
 
-A world that checks or records messages, or that matches receives from any rank, has a subclass (minidist/comm/sim). So
-do the costs, where links differ or a port is busy with each message, however short it is (minidist/comm/sim/links.py).
+A world that checks or records messages, or that matches receives from any rank, has a subclass (minidist/comm/sim). A
+subclass of the costs has links that differ, and an overhead of each message (minidist/comm/sim/links.py).
 
 Source: Hockney, The communication challenge for MPP, Parallel Computing 20 (1994).
 
@@ -31,6 +31,7 @@ from typing import Any
 
 from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
+from minidist.core.base.errors import UsageError
 from minidist.core.base.fibers import Fiber
 from minidist.core.comm.communicator import ANY, PointToPoint, Request, Work
 
@@ -97,7 +98,7 @@ class SimRequest(Request):
 class SimState:
     """One run of a simulated world: what `Matching`, which pairs messages, and `Sim`, which runs streams, share.
 
-    costs: what computes the times of messages where alpha and beta do not say all: a `LinkModel`.
+    costs: the `LinkModel` that computes the times of messages; None where alpha and beta suffice.
     """
 
     size: int
@@ -137,8 +138,8 @@ class Matching:
         self.keeps: Callable[[SimRequest, Key], bool] | None = None
 
     def any_source(self) -> int:
-        """Return the other rank of a receive from any rank. Only a subclass has such receives: here they wait."""
-        return ANY
+        """Return the other rank of a receive from any rank. Only a subclass has such receives."""
+        raise UsageError(f"rank {self.state.running.rank}: a Sim has no receives from any rank; use a SimWorld")
 
     def post(self, comm: PointToPoint, kind: str, array: Array, peer: int, tag: int, nonblocking: bool) -> SimRequest:
         """Start a send or a receive. It meets the oldest message of the other kind that fits it, or waits for one."""
@@ -154,7 +155,7 @@ class Matching:
 
         # What a send and its receive have equal: the context, the sender, the receiver, the tag.
         if kind == "send":
-            # The out-port sends one message after the other, and is busy with each for its bytes.
+            # The out-port sends one message after the other, and is busy with each for beta times its bytes.
             request.depart = stream.time if stream.time > stream.out_free else stream.out_free
             request.end = stream.out_free = request.depart + self.beta * request.nbytes
             request.arrival = request.end + self.alpha

@@ -9,7 +9,7 @@ always deadlocks here, and not only when its messages are larger than the buffer
     none is ready:  [1] match one receive from any rank, where the world has such receives, else
                     [2] all have returned, or it is a deadlock
 
-`Sim` moves messages and checks nothing. Programs run in a `SimWorld`: a `Sim` with watchers.
+`Sim` neither checks messages nor records them in `comm.trace`. Programs run in a `SimWorld`, which does both.
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py
 """
@@ -29,12 +29,12 @@ from minidist.core.comm.sim.matching import AlphaBeta, Matching, SimState, Strea
 
 
 class Sim:
-    """`ranks` virtual ranks that run one function. links: alpha and beta; a `SimWorld` knows more of a `LinkModel`."""
+    """`ranks` virtual ranks that run one function. links: the costs; those of a `LinkModel` need `SimWorld`."""
 
     comm_class: type[Comm] = Comm  # what a rank gets
     state_class: type[SimState] = SimState
     many = 256  # ranks whose data do not fit into the caches together
-    slowdown: Callable[[int], float] | None = None  # of a rank: how many times longer it computes
+    slowdown: Callable[[int], float] | None = None  # rank -> the factor by which its computing takes longer
     folds = False  # whether one rank stands for many: see `FoldedWorld`
     state: SimState  # of the run, or of the last one
     matching: Matching
@@ -44,6 +44,8 @@ class Sim:
     def __init__(self, ranks: int, *, links: AlphaBeta | None = None) -> None:
         if ranks < 1:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
+        if type(self) is Sim:
+            hooks.comm_checks().check_links_of_core(links)
         self.size, self.links = ranks, links or AlphaBeta()
         self.running_ranks: Sequence[int] = range(ranks)  # all of them; a subclass may let some stand for others
 
@@ -124,7 +126,9 @@ class Sim:
 
     def _deadlock(self, blocked: list[Stream]) -> DeadlockError:
         """Return the error for a run whose streams are blocked: what each of them waits in."""
-        lines = [f"  rank {stream.rank} waits in {stream.waiting.describe()}" for stream in blocked if stream.waiting]
+        names = [f"rank {stream.rank}" + ("" if stream.is_main else f" ({stream.name})") for stream in blocked]
+        lines = [f"  {who} waits in {s.waiting.describe()}" for who, s in zip(names, blocked, strict=True) if s.waiting]
+        lines += [f"  rank {s.rank} has returned" for s in self.state.mains if s.fiber is not None and s.fiber.dead]
         ranks = len({stream.rank for stream in blocked})
         first = f"deadlock: {ranks} of {self.size} ranks are blocked and none can make progress"
         return DeadlockError("\n".join([first, *lines]))

@@ -3,7 +3,7 @@
     exchange_shapes   stage 0 ──(4, 8) float32──▶ stage 1 ──(4, 6) float32──▶ stage 2    before the first step
     enqueue   what a stage made, for a stage on this rank or for the SEND that follows
     send      SEND_F(s, i)   released when B(s, i)'s gradient has come back: the activation must have arrived
-              SEND_B(s, i)   released at the end of the step, or when the order says that it has arrived
+              SEND_B(s, i)   released at the end of the step; with minidist/pipeline/runtime/early_release.py, earlier
     post      RECV: a fresh buffer per message, because the stage keeps it until its backward
     take      what an F, I or B needs, waited for
 

@@ -1,12 +1,12 @@
 """The runtime: executes a rank's order, action by action. It depends on the plan alone.
 
-    rank 0   0RECV_B0  0F0 0SEND_F0  0F1 0SEND_F1   0B0 ...
-                          │             ▲
-                          ▼             │ waits for the posted receive
-    rank 1   1RECV_F0     1F0        1B0 1SEND_B0 ...
+    rank 0   0RECV_B0  0F0 0SEND_F0  0F1 0SEND_F1  0B0 0RECV_B1 ...
+                             │                      ▲
+                             ▼                      │ waits for the posted receive
+    rank 1   1RECV_F0       1F0 1RECV_F1  1B0 1SEND_B0  1F1 ...
 
-Messages are in messages.py; neighbours on one rank pass their arrays by reference. What a plan may have in addition
-(second forwards, actions that overlap, no backward), and how it is validated, is in `minidist/pipeline`.
+Messages are in messages.py; neighbours on one rank pass their arrays by reference. `minidist.Pipeline` extends this
+class by second forwards, actions that overlap and plans without backward; minidist/pipeline validates plans.
 
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
@@ -72,7 +72,7 @@ class Pipeline:
 
     Sends, per step and boundary between two ranks: each micro-batch's activation (purpose pipeline_activation) and its
     gradient (pipeline_gradient); shared gradients (tied, gradient_reduce); and the losses, 8 B per micro-batch
-    (metrics). Raises PlanError for a wrong plan, and UsageError for stages that do not fit it, and for other actions.
+    (metrics). Raises PlanError for a wrong plan, UsageError for stages that do not fit it and for other actions.
     """
 
     updates_on_the_way = False  # may weights change before the plan ends?
@@ -91,8 +91,7 @@ class Pipeline:
         check_communicator(comm, "Pipeline")
 
         # [1] The plan: valid, for these ranks and for these stages.
-        tuples = tuple(tuple(order) for order in plan.orders)
-        lowered, orders, rank_of = prepared(plan.with_orders(tuples), self.updates_on_the_way)
+        lowered, orders, rank_of = prepared(plan.with_orders(tuple(map(tuple, plan.orders))), self.updates_on_the_way)
         self.stages = {stage.number: stage for stage in stages}
         hooks.pipeline_refusals().check_fits(plan, comm, self.stages)
         self.comm, self.loss, self.coordinates = comm, loss, coordinates
@@ -104,7 +103,7 @@ class Pipeline:
         self.messages = Messages(comm, self.plan, orders, rank_of)
         self.shapes: Shapes = []
 
-        # [3] The other ranks: who sums gradients with them.
+        # [3] What sums gradients over other ranks.
         self.reduce = Reduction() if reduce is None else reduce
         self.agree(self.reduce, tied)
 
@@ -185,7 +184,7 @@ class Pipeline:
                 for reducer in self.reduce.reducers.get(stage, ()) if self.reduce.each else ():
                     reducer.finish()
             else:
-                raise UsageError(f"the core's Pipeline does not run {name}; take minidist.Pipeline, which does")
+                raise UsageError(f"the core's Pipeline does not run {name}; use minidist.Pipeline, which does")
         self.comm.advance_clock(name)
 
     def sum_gradients(self) -> None:

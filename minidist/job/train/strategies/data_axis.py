@@ -115,7 +115,7 @@ class DataAxis(data_axis.DataAxis):
         clip_by_norm_(self.gradient_holders(), norm, max_norm, self.optimizer if half else None)
 
     def gradients(self) -> list[Array]:
-        """Return this rank's part of the summed gradient."""
+        """Return the flat arrays of the summed gradient, or this rank's shards of them, padded with zeros."""
         return [flat.grad for flat in self.flats]
 
     def gradient_shards(self) -> list[LocalShard]:

@@ -144,7 +144,10 @@ class MeshStrategy(strategy.Strategy):
         return result
 
     def gradients(self) -> list[Array]:
-        """Return this rank's part of the summed gradient, multiplied by `self.job.scale`; divide by it."""
+        """Return the flat arrays of the summed gradient, multiplied by `self.job.scale`; divide by it.
+
+        Whole without ZeRO; with ZeRO 1, 2 and 3 this rank's shards, padded with zeros.
+        """
         return [gradient for axis in self.data_axes for gradient in axis.gradients()]
 
     def local_arrays(self) -> list[Array]:
