@@ -189,8 +189,8 @@ def of_users(config: Any) -> Iterator[Extension]:
         for name in kind.fixed:
             if name not in kind.Settings.model_fields:
                 raise UsageError(
-                    f"--extension {quoted(source)}: {quoted(name)} of `fixed` is no setting of the class; name one of"
-                    " its Settings"
+                    f"--extension {quoted(source)}: `fixed` names {quoted(name)}, which is not a setting of the class;"
+                    f" the settings are {', '.join(kind.Settings.model_fields) or 'none'}"
                 )
         try:
             yield kind(_settings(kind, values))

@@ -204,8 +204,8 @@ class Extension:
         for name in vars(cls):
             if name[0] != "_" and not any(hasattr(base, name) for base in cls.__bases__) and (near := _hook_like(name)):
                 raise UsageError(
-                    f"{cls.__name__}.{name} is no hook; did you mean {near}? Begin the name of what is none with an"
-                    " underscore"
+                    f"{cls.__name__}.{name} is no hook; did you mean {near}? If it is not meant as a hook, begin its"
+                    " name with an underscore"
                 )
 
         # Every class has its own state, also where it is derived from another extension.

@@ -2,8 +2,8 @@
 
 import pytest
 
-from minidist.core.base.errors import MinidistError
-from minidist.report.bench.harness import interleave, median_ratio, ratio_and_goal, warm_up
+from minidist.core.base.errors import MinidistError, UsageError
+from minidist.report.bench.harness import interleave, median_ratio, ratio_and_goal, run_ranks, warm_up
 
 
 def test_every_other_round_goes_backwards():
@@ -36,3 +36,9 @@ def test_a_ratio_is_shown_with_the_goal_that_it_is_held_to():
     assert ratio_and_goal({"ratio": 0.8, "target": 0.8}) == "ratio  0.80 (goal 0.80, met)"
     assert ratio_and_goal({"ratio": None, "target": 0.8}) == "ratio     - (goal 0.80)"
     assert ratio_and_goal({"ratio": 1.126}) == "ratio  1.13"
+
+
+def test_a_benchmark_that_starts_its_ranks_is_not_started_by_mpiexec(monkeypatch):
+    monkeypatch.setenv("PMI_RANK", "0")
+    with pytest.raises(UsageError, match="starts its 4 ranks itself; run it without mpiexec"):
+        run_ranks(warm_up, 4)

@@ -260,7 +260,7 @@ def test_a_resumed_job_has_the_fixed_settings_of_a_users_class(here, capsys, min
 
 def test_what_is_fixed_is_a_setting(here):
     Path("noises.py").write_text(NOISE.replace('("sigma",)', '("sigmas",)'))
-    with pytest.raises(UsageError, match="'sigmas' of `fixed` is no setting of the class"):
+    with pytest.raises(UsageError, match="`fixed` names 'sigmas', which is not a setting"):
         list(of_job(TrainConfig.make(extension="noises.py:Noise")))
 
 

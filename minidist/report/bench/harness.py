@@ -25,7 +25,7 @@ from typing import Any
 from minidist.base.errors import MinidistError, UsageError, nearest, quoted
 from minidist.base.process import tune_process
 from minidist.base.read_file import parse_json
-from minidist.comm.launched import launched_rank
+from minidist.comm.launched import has_launcher, launched_rank
 from minidist.comm.launcher import run_under_mpiexec
 from minidist.comm.mpi.world import MPIWorld
 from minidist.report.bench.environment import environment, has_torch
@@ -139,7 +139,14 @@ def check_opponent(against: str | None) -> None:
 
 
 def run_ranks(main: Callable[..., None], ranks: int, *arguments: Any) -> dict[str, Any]:
-    """Call main(*arguments) on ranks of an mpiexec; returns the JSON object that rank 0 prints."""
+    """Call main(*arguments) on ranks of an mpiexec; returns the JSON object that rank 0 prints.
+
+    Raises UsageError in a process of another mpiexec, each of which would start all ranks.
+    """
+    if has_launcher():
+        raise UsageError(
+            f"this benchmark starts its {ranks} ranks itself; run it without mpiexec (--ranks says how many)"
+        )
     answer = run_under_mpiexec(ranks, call_of(main, *arguments))
     return parse_json(answer.stdout, any_float=True)  # type: ignore[no-any-return]
 
