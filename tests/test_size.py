@@ -30,7 +30,7 @@ LINES = {
     "parallel": 5_079,
     "pipeline": 4_860,
     "planning": 5_752,
-    "report": 6_732,
+    "report": 6_739,
     "techniques": 11_716,
 }
 FOLDERS = 16
