@@ -17,7 +17,7 @@ PACKAGE = Path(minidist.__file__).parent
 # Lines of each folder, docstrings included.
 LINES = {
     "base": 4_208,
-    "collectives": 3_904,
+    "collectives": 3_980,
     "comm": 6_712,
     "commands": 5_463,
     "course": 13_605,
@@ -30,7 +30,7 @@ LINES = {
     "parallel": 5_079,
     "pipeline": 4_860,
     "planning": 5_752,
-    "report": 6_739,
+    "report": 6_740,
     "techniques": 11_716,
 }
 FOLDERS = 16
