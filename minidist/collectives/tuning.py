@@ -214,7 +214,8 @@ class _Race:
     def ratios(self) -> np.ndarray:
         """The time of each algorithm in relation to the best one."""
         scores, best, _ = _scores(np.array(self.rounds))
-        return scores / scores[best]
+        ratios: np.ndarray = scores / scores[best]
+        return ratios
 
 
 def _measure(comm: Comm, operation: str, algorithms: Mapping[str, Algorithm]) -> np.ndarray:
