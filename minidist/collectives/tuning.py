@@ -283,7 +283,7 @@ def _visit(
         agreed[-1] = time.perf_counter() - until
         doubling = comm.collective("all_reduce/recursive_doubling max tuning")
         ALGORITHMS["all_reduce"]["recursive_doubling"].run(doubling, agreed, "max")
-        race.seconds = float(np.nansum(agreed[:-1]))
+        race.seconds = float(agreed[:-1][race.racing].sum())
         if number == 0:
             calls = CALLS if LEAST_ROUNDS * CALLS * race.seconds < _share() else 1
             continue
