@@ -21,7 +21,7 @@ LINES = {
     "comm": 6_743,
     "commands": 5_463,
     "course": 13_434,
-    "core": 9_000,
+    "core": 8_997,
     "data": 1_627,
     "debug": 9_624,
     "job": 8_501,

@@ -118,18 +118,12 @@ class SharedGradients:
         tied: Sequence[str],
         shards: Mapping[int, Sequence[Shard]] | None = None,
     ) -> None:
-        # Every rank tells every other which parameters it has, by a digest of name and values: two all-gathers, of the
-        # numbers of rows and of the rows, each of which then stands behind its rank's number.
+        # Every rank tells every other which parameters it has, by a digest of name and values.
         self.comm, self.shards = comm, shards
         self.mine = {(stage, p.name): p for stage, ps in parameters.items() for p in ps if p.requires_grad}
         names = {word_of(name): name for _, name in self.mine}
         rows = [[stage, word_of(name), *digest_of(parameter)] for (stage, name), parameter in self.mine.items()]
-        told = np.array(rows, np.int64).reshape(-1)
-        with purpose("startup"):
-            counts = np.asarray(all_gather(comm, np.array([len(rows)]))).tolist()
-            flat = np.asarray(all_gather(comm, told, counts=[ROW * count for count in counts]))
-        ranks = [rank for rank, count in enumerate(counts) for _ in range(count)]
-        table = [[rank, *row] for rank, row in zip(ranks, flat.reshape(-1, ROW).tolist(), strict=True)]
+        table = _gather_rows(comm, np.array(rows, np.int64).reshape(-1, ROW))
         hooks.pipeline_refusals().check_shared(comm.rank, parameters, table, tied)
         self.groups = _groups(table, {word_of(name) for name in tied}, names)
         self.stages = {stage for group in self.groups for stage, _ in group.places}
@@ -214,3 +208,12 @@ def digest_of(parameter: Parameter) -> list[int]:
     here = parameter.flat is None or not parameter.flat.released  # ZeRO 3 has shards, which are not compared
     values = parameter.data.tobytes() if here else b""
     return fingerprint(repr(parameter.shape).encode() + values).view(np.int64).tolist()  # type: ignore[no-any-return]
+
+
+def _gather_rows(comm: Comm, rows: Any) -> list[list[int]]:
+    """Return the rows of all ranks, each behind its rank's number: two all-gathers, of the counts and of the rows."""
+    with purpose("startup"):
+        counts = np.asarray(all_gather(comm, np.array([len(rows)]))).tolist()
+        flat = np.asarray(all_gather(comm, rows.reshape(-1), counts=[ROW * count for count in counts]))
+    ranks = [rank for rank, count in enumerate(counts) for _ in range(count)]
+    return [[rank, *row] for rank, row in zip(ranks, flat.reshape(-1, ROW).tolist(), strict=True)]
