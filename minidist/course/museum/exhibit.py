@@ -1,5 +1,4 @@
-"""An exhibit is data: a patch that injects the bug, its story, a small job that shows it, and the tests that catch it.
-"""
+"""An exhibit is data: a patch that injects the bug, its story, a small job that shows it, and tests that catch it."""
 
 import builtins
 import importlib
