@@ -289,7 +289,6 @@ EXERCISES = [
         arguments=lambda case, rank: (tied_model_of(case, 0), batches(case)),
         check_answers=check_sharded,
         least=lambda case: least(case, STEPS * numbers(case, tied_model_of)),
-        hints=hints_of(globals(), "cs336.sharded_optimizer"),
         functions=("get_sharded_optimizer",),
         adapter=use_sharded_optimizer,
     ),

@@ -12,7 +12,6 @@ from minidist.comm.errors import UnmatchedMessageError
 from minidist.core.base.errors import DeadlockError
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 SPEAKING = 1e-3  # seconds that a sentence takes; without it a rank that passes the token too early would not be noticed
 
@@ -89,6 +88,5 @@ EXERCISES = [
         par=Case(4, 1),
         unit="sentence",
         limits=("messages",),
-        hints=hints_of(globals(), "00.in_rank_order"),
     )
 ]

@@ -12,7 +12,6 @@ import numpy as np
 from minidist.base.memory import MemoryAccount
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 # rows, widths: sometimes the activations are the larger part, sometimes the weights
 SHAPES = [
@@ -154,8 +153,6 @@ EXERCISES = [
         label=lambda case: "{} rows, widths {}".format(*SHAPES[case.size]),
         limits=("memory",),
         communicates=False,
-        hints=hints_of(
-            globals(), "02.free_in_order", wrong_or_raised=lambda f: f.kind == "wrong" or f.raised(ValueError)
-        ),
+        for_hints={"wrong_or_raised": lambda f: f.kind == "wrong" or f.raised(ValueError)},
     )
 ]

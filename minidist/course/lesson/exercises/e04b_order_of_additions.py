@@ -6,7 +6,6 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least
-from minidist.course.lesson.hint_file import hints_of
 
 
 def fractions(case: Case, rank: int) -> np.ndarray:
@@ -39,6 +38,5 @@ EXERCISES = [
         limits=("bytes",),
         written_by_hand=("minidist.core.collectives", "minidist.collectives"),
         tolerance=0.0,
-        hints=hints_of(globals(), "04b.ordered_reduce_scatter"),
     )
 ]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, summed
-from minidist.course.lesson.hint_file import hints_of
 
 
 def counts(case: Case) -> list[int]:
@@ -60,15 +59,13 @@ EXERCISES = [
         least=least,
         par=Case(4, 16),
         unit="parameter",
-        hints=hints_of(
-            globals(),
-            "06.weighted_average",
-            not_divided=lambda f: f.answers_are([np.concatenate(rows(f.case)).sum(axis=0)] * f.case.ranks),
-            sum_of_means=lambda f: f.answers_are([np.sum(means(f.case), axis=0)] * f.case.ranks),
-            zero_for_nothing=lambda case: [np.nansum(means(case), axis=0) / sum(counts(case))] * case.ranks,
-            has_the_count=lambda f: np.shape(f.answers[0]) == (f.case.size + 1,),
-            some_have_nothing=lambda f: 0 in counts(f.case),
-            ranks_differ=lambda f: f.answers[0] is not None and differs(f.answers),
-        ),
+        for_hints={
+            "not_divided": lambda f: f.answers_are([np.concatenate(rows(f.case)).sum(axis=0)] * f.case.ranks),
+            "sum_of_means": lambda f: f.answers_are([np.sum(means(f.case), axis=0)] * f.case.ranks),
+            "zero_for_nothing": lambda case: [np.nansum(means(case), axis=0) / sum(counts(case))] * case.ranks,
+            "has_the_count": lambda f: np.shape(f.answers[0]) == (f.case.size + 1,),
+            "some_have_nothing": lambda f: 0 in counts(f.case),
+            "ranks_differ": lambda f: f.answers[0] is not None and differs(f.answers),
+        },
     )
 ]

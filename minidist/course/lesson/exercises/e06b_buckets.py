@@ -12,7 +12,6 @@ from minidist.comm.errors import UnwaitedRequestError
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, Work
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, standard_cases, summed
-from minidist.course.lesson.hint_file import hints_of
 
 SECONDS = 2e-6  # seconds that backward takes for one contribution
 LATE = Case(2, 4, 62)  # here a reducer that starts after backward takes a quarter longer, with no parameter used twice
@@ -151,10 +150,10 @@ EXERCISES = [
         par=Case(4, 16),
         unit="parameter",
         limits=("bytes", "time"),
-        hints=hints_of(
-            globals(),
-            "06b.bucketed_reducer",
-            never_waited_for=lambda f: f.raised(UnwaitedRequestError) or (f.kind == "wrong" and "got []" in f.message),
-        ),
+        for_hints={
+            "never_waited_for": lambda f: (
+                f.raised(UnwaitedRequestError) or (f.kind == "wrong" and "got []" in f.message)
+            )
+        },
     )
 ]

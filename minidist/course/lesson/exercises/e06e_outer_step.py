@@ -6,7 +6,6 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, reduced_to_all
-from minidist.course.lesson.hint_file import hints_of
 
 LR, MU = 0.5, 0.75
 
@@ -39,6 +38,5 @@ EXERCISES = [
         least=reduced_to_all(lambda case: case.size),
         par=Case(4, 8),
         limits=("bytes",),
-        hints=hints_of(globals(), "06e.outer_step"),
     )
 ]

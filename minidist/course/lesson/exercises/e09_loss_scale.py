@@ -13,7 +13,6 @@ from minidist.core.base.errors import DeadlockError, MismatchError
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least
-from minidist.course.lesson.hint_file import hints_of
 
 FIRST, GROWTH = 2.0**16, 3  # the first scale, and how many good steps in a row double it
 RATE = 2.0**-10
@@ -154,11 +153,11 @@ EXERCISES = [
         par=Case(4, 6),
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {steps_of(case)} steps",
         limits=("bytes",),
-        hints=hints_of(
-            globals(),
-            "09.scaled_training",
-            raised_or_disagree=lambda f: f.raised(DeadlockError, MismatchError, UnmatchedMessageError) or disagree(f),
-            not_finite=lambda f: any(got is not None and (not np.isfinite(got[0]).all()) for got in f.answers),
-        ),
+        for_hints={
+            "raised_or_disagree": lambda f: (
+                f.raised(DeadlockError, MismatchError, UnmatchedMessageError) or disagree(f)
+            ),
+            "not_finite": lambda f: any(got is not None and (not np.isfinite(got[0]).all()) for got in f.answers),
+        },
     )
 ]

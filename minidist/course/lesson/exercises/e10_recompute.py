@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 # Picking segments -----------------------------------------------------------------------------------------------------
 
@@ -116,7 +115,6 @@ EXERCISES = [
         par=Case(1, 5),
         unit="layer",
         communicates=False,
-        hints=hints_of(globals(), "10.pick_segments"),
     ),
     Exercise(
         name="10.recompute",
@@ -128,8 +126,6 @@ EXERCISES = [
         par=Case(1, 2),
         communicates=False,
         label=lambda case: f"{8 * case.size} elements, seed {case.seed}",
-        hints=hints_of(
-            globals(), "10.recompute", twice_the_gradient=lambda f: np.allclose(f.answers[0][2], 2 * f.expected[0][2])
-        ),
+        for_hints={"twice_the_gradient": lambda f: np.allclose(f.answers[0][2], 2 * f.expected[0][2])},
     ),
 ]

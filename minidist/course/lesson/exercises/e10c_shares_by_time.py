@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 
 def counts_of(case: Case) -> list[int]:
@@ -79,6 +78,5 @@ EXERCISES = [
         par=Case(4, 10),
         unit="row",
         limits=("bytes",),
-        hints=hints_of(globals(), "10c.shares_by_time"),
     )
 ]

@@ -7,7 +7,6 @@ import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, cut
 from minidist.course.lesson.exercise import Case, Exercise, Least
-from minidist.course.lesson.hint_file import hints_of
 from minidist.optim.muon import newton_schulz
 
 COLUMNS = 3
@@ -58,10 +57,6 @@ EXERCISES = [
             f"{'x' if len(matrices(case)) == 1 else 'ces'}"
         ),
         limits=("bytes",),
-        hints=hints_of(
-            globals(),
-            "11c.owners_compute",
-            shards_of_the_whole=lambda f: f.answers_are(shards(f.case, matrices(f.case))),
-        ),
+        for_hints={"shards_of_the_whole": lambda f: f.answers_are(shards(f.case, matrices(f.case)))},
     )
 ]

@@ -10,7 +10,6 @@ import numpy as np
 from minidist.base.memory import MemoryAccount
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 SECONDS = 1e-5  # a piece on the link, each way
 STEPS = (0.5, 1.0, 2.0)  # times as long the host needs for a piece, by the case's seed
@@ -104,6 +103,5 @@ EXERCISES = [
         par=Case(1, 6, 1),
         unit="piece",
         limits=("time", "memory"),
-        hints=hints_of(globals(), "12b.offloaded_step"),
     )
 ]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing, is_wrong
-from minidist.course.lesson.hint_file import hints_of
 
 Gradient = Callable[[int, np.ndarray], np.ndarray]  # (mini-batch, weights) -> its gradient at these weights
 RATE = 0.25
@@ -103,11 +102,9 @@ EXERCISES = [
         par=Case(1, 3, 3),
         label=lambda case: f"{case.size} forward{'s' * (case.size != 1)} ahead, {count(case)} mini-batches",
         communicates=False,
-        hints=hints_of(
-            globals(),
-            "17b.stashing",
-            latest_weights_used=lambda case: [tuple(latest_weights(*arguments(case)))],
-            more_than_ten=lambda f: count(f.case) > 10,
-        ),
+        for_hints={
+            "latest_weights_used": lambda case: [tuple(latest_weights(*arguments(case)))],
+            "more_than_ten": lambda f: count(f.case) > 10,
+        },
     )
 ]

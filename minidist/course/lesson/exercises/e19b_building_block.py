@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 OFFSETS = {"V-Min": (1, 1, 1, 1), "V-Half": (2, 1, 2, 1), "ZB-V": (4, 2, 4, 2)}
 
@@ -75,6 +74,5 @@ EXERCISES = [
             "minidist.core.pipeline.schedules",
             "minidist.pipeline.schedules",
         ),
-        hints=hints_of(globals(), "19b.building_block"),
     )
 ]

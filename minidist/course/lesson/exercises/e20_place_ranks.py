@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 
 def problem(case: Case) -> tuple[tuple[int, ...], list[float], int]:
@@ -82,6 +81,5 @@ EXERCISES = [
         par=Case(1, 8),
         label=lambda case: "mesh {}, traffic {}, nodes of {}".format(*problem(case)),
         communicates=False,
-        hints=hints_of(globals(), "20.place_ranks"),
     )
 ]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure
-from minidist.course.lesson.hint_file import hints_of
 
 Mesh = tuple[int, int]
 
@@ -108,6 +107,6 @@ EXERCISES = [
         par=Case(1, 8),
         label=describe,
         communicates=False,
-        hints=hints_of(globals(), "20b.fastest_mesh", **{mistake: chosen_by(mistake) for mistake in MISTAKES}),
+        for_hints={mistake: chosen_by(mistake) for mistake in MISTAKES},
     )
 ]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Least, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 
 def sizes_of(case: Case) -> list[int]:
@@ -79,6 +78,5 @@ EXERCISES = [
         label=lambda case: f"{case.size} layer{'s' * (case.size != 1)} on {case.ranks} rank{'s' * (case.ranks != 1)}",
         unit="layer",
         limits=("bytes",),
-        hints=hints_of(globals(), "20c.stages_by_time"),
     )
 ]

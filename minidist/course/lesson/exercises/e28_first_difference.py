@@ -6,7 +6,6 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 
 def replicas(case: Case) -> list[np.ndarray]:
@@ -50,8 +49,6 @@ EXERCISES = [
         par=Case(4, 100, 1),
         limits=("bytes",),
         unit="weight",
-        hints=hints_of(
-            globals(), "28.first_difference", ranks_differ=lambda f: any(answer != f.answers[0] for answer in f.answers)
-        ),
+        for_hints={"ranks_differ": lambda f: any(answer != f.answers[0] for answer in f.answers)},
     )
 ]
