@@ -1,7 +1,4 @@
-"""Lesson 00: print in rank order. Each rank speaks once, rank 0 first, and two ranks never speak at the same time.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 00: print in rank order. Each rank speaks once, rank 0 first, and two ranks never speak at the same time."""
 
 import time
 from collections.abc import Callable, Sequence

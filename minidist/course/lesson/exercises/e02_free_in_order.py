@@ -1,7 +1,4 @@
-"""Lesson 02: one step of three layers with as few bytes alive as possible.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 02: one step of three layers with as few bytes alive as possible."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,7 +1,4 @@
-"""Lesson 06: the mean over all rows, from means over shards of different sizes, some of them empty.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 06: the mean over all rows, from means over shards of different sizes, some of them empty."""
 
 from collections.abc import Sequence
 

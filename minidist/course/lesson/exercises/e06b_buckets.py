@@ -1,7 +1,4 @@
-"""Lesson 06b: a bucketed reducer, with parameters that a rank uses twice, or not at all.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 06b: a bucketed reducer, with parameters that a rank uses twice, or not at all."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,4 @@
-"""Lesson 28: are the replicas still equal, bit for bit, without sending them?
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 28: are the replicas still equal, bit for bit, without sending them?"""
 
 import numpy as np
 

@@ -1,7 +1,4 @@
-"""The row of messages: m01 to m20.
-
-Proved by: tests/lesson/test_puzzles.py
-"""
+"""The row of messages: m01 to m20."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
