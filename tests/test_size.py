@@ -20,7 +20,7 @@ LINES = {
     "collectives": 3_983,
     "comm": 6_736,
     "commands": 5_463,
-    "course": 13_244,
+    "course": 13_206,
     "core": 9_089,
     "data": 1_627,
     "debug": 9_624,

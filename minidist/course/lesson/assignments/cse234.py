@@ -170,10 +170,6 @@ def mixed(case: Case, gated: bool = True) -> np.ndarray:
     return total
 
 
-def without_gates(case: Case) -> list[np.ndarray]:
-    return [mixed(case, gated=False)] * case.ranks
-
-
 def from_other_ranks(case: Case) -> Least:
     """Return the least with which each rank knows every row that has an expert on another rank."""
     router, x, topk = mixture(case)
@@ -270,6 +266,7 @@ EXERCISES = [
         unit="row",
         functions=("MoE_EP",),
         adapter=use_moe,
+        for_hints={"without_gates": lambda case: [mixed(case, gated=False)] * case.ranks},
     ),
     _tensor_parallel(
         "naive_collect_forward_input",
