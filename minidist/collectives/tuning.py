@@ -4,21 +4,30 @@ A formula of alpha and beta describes messages on an idle link. Real ranks also 
 with each other, and wait for the scheduler, so the best algorithm by the formula may be several times slower than the
 fastest one. Therefore the first call of an operation with `algorithm="auto"` measures a table:
 
-    seconds              4 KiB    16 KiB   ...   16 MiB       Arrays are float32. The slowest rank's time counts.
-    ordered              2.2e-5   2.9e-5         5.3e-3       Between two sizes the time is interpolated linearly.
-    recursive_doubling   6.0e-6   1.0e-5         3.8e-3
+    seconds              4 KiB    16 KiB   ...   64 MiB       Arrays are float32. The slowest rank's time counts.
+    ordered              2.2e-5   2.9e-5         2.5e-2       Between two sizes the time is interpolated linearly.
+    recursive_doubling   6.0e-6   1.0e-5         1.8e-2
     ...
 
-On a busy machine one call may take many times as long as the next, and for a while all of them take longer. So each of
-5 to 100 rounds calls every algorithm, and the median of an algorithm's shares of the rounds' times counts. The
-algorithm that was chosen for the size before (for the first size the formulas' choice) is chosen again, unless another
-one was faster in clearly more than half of the rounds. An algorithm that is clearly slower is not called any more,
-which leaves the time to the others.
+On a busy machine one call may take many times as long as the next, and for a while all of them take longer. So each
+round calls every algorithm, the median of an algorithm's shares of the rounds' times counts, and the rounds of a size
+are spread over the whole measurement:
 
-This takes about BUDGET seconds. Sizes for which there is no time are left out, and formulas choose for them. Rank 0
-reports the measurement in one line and stores the table in the user's cache directory (see `base.cache`). Its key has
-all that the times depend on: the hosts of the ranks in order, the nodes, the MPI library with its version, the
-variables that choose its transport, the number of cores, and whether messages are checked.
+    visit 1   4 KiB: 3 to 100 rounds   16 KiB: 3 to 100 rounds   ...   64 MiB: 3 rounds
+    visit 2   4 KiB: 3 to 100 rounds   16 KiB: ...                     VISITS times, as far as there is time
+    visit 3   ...
+
+The algorithm that was chosen for the size before (for the first size the formulas' choice) is chosen again, unless
+another one has a median that is lower by more than a twentieth. An algorithm that is clearly slower, in more than half
+of the rounds, is not called any more, which leaves the time to the others. At sizes for which not even
+3 rounds fit into their share of the time, another one is not called: one that took more than twice as long as the best
+at the size before, and falls behind with the size. (Of times a + b * bytes the ratio goes one way.)
+
+This takes about BUDGET seconds. Sizes for which there is no time are left out: their times are extrapolated from the
+last two sizes, and where only one was measured, formulas choose. Rank 0 reports the measurement in one line and stores
+the table in the user's cache directory (see `base.cache`). Its key has all that the times depend on: the hosts of the
+ranks in order, the nodes, the MPI library with its version, the variables that choose its transport, the number of
+cores, and whether messages are checked.
 
 In later runs rank 0 reads the table and sends it to the other ranks. So all ranks choose the same algorithm, whatever
 is on their disks, and every run with the same table chooses as the run before. The environment variable
@@ -36,6 +45,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -57,13 +67,14 @@ from minidist.core.comm.communicator import Comm
 
 new_purpose("tuning")
 
-SIZES = tuple(4**k << 10 for k in range(1, 8))  # bytes: 4 KiB to 16 MiB
-LEAST_ROUNDS, MOST_ROUNDS = 5, 100  # of each size
+SIZES = tuple(4**k << 10 for k in range(1, 9))  # bytes: 4 KiB to 64 MiB
+VISITS = 3  # of each size
+LEAST_ROUNDS, MOST_ROUNDS = 3, 100  # of each visit
 CALLS = 4  # in a row, where there is time
-BUDGET = 2.0  # seconds
-VERSION = 3  # of what is measured, and how
-TOLERANCE = 1.1  # a ratio of two algorithms' times that matters
+BUDGET = 3.0  # seconds
+VERSION = 4  # of what is measured, and how
 CHECKED = 10  # rounds after which algorithms that are clearly slower are left out
+EQUAL, SLOWER, FAR = 1.05, 1.25, 2.0  # ratios of times: within noise, not, and shown by few rounds
 MEASURE, FORMULAS = -1.0, -2.0  # sent in place of seconds: there is no table; no table is to be used
 
 # Variables that choose how messages travel: of UCX, libfabric, MPICH and Open MPI.
@@ -78,14 +89,20 @@ class MeasuredTimes:
         self.columns = int(np.isfinite(seconds[0]).sum())
 
     def fastest(self, nbytes: int) -> str | None:
-        """Return the algorithm with the least time (of equal ones the first), or None for sizes that were left out.
+        """Return the algorithm with the least time; of equal ones the first.
 
-        Arrays shorter than the first of SIZES, or longer than the last, have the choice of that size.
+        Arrays shorter than the first of SIZES have the choice of that size. For arrays longer than the last one that
+        was measured the times go on as between the last two. There is no choice, and None, if only one was measured.
         """
         sizes = SIZES[: self.columns]
-        if nbytes > sizes[-1] and self.columns < len(SIZES):
+        if nbytes <= sizes[-1]:
+            times = [float(np.interp(nbytes, sizes, row[: self.columns])) for row in self.seconds]
+        elif self.columns > 1:
+            before, last = self.seconds[:, self.columns - 2 : self.columns].T
+            growth = np.maximum(last - before, 0.0) / (sizes[-1] - sizes[-2])
+            times = list(last + growth * (nbytes - sizes[-1]))
+        else:
             return None
-        times = [float(np.interp(nbytes, sizes, row[: self.columns])) for row in self.seconds]
         return self.names[times.index(min(times))]
 
     def __str__(self) -> str:
@@ -93,8 +110,8 @@ class MeasuredTimes:
         fastest = [self.names[row] for row in self.seconds[:, : self.columns].argmin(axis=0)]
         ends = [i for i in range(len(fastest)) if i + 1 == len(fastest) or fastest[i + 1] != fastest[i]]
         parts = [f"{fastest[i]} to {_size(SIZES[i])}" for i in ends]
-        if self.columns < len(SIZES):
-            return ", ".join((*parts, "then by formula"))
+        if self.columns == 1:
+            return f"{parts[0]}, then by formula"
         parts[-1] = f"{fastest[-1]} from there" if len(parts) > 1 else f"{fastest[-1]} for all sizes"
         return ", ".join(parts)
 
@@ -181,56 +198,114 @@ def _keep(place: Path | None, table: np.ndarray, what: str, seconds: float) -> N
     print(f'minidist: measured {what} for algorithm="auto" in {seconds:.1f} s, {where}', file=sys.stderr, flush=True)
 
 
+@dataclass
+class _Race:
+    """What is known of one size.
+
+    racing: which algorithms are called. seconds: a round's time, expected or measured. rounds: the seconds of each
+    round, of the slowest rank; NaN where an algorithm was not called.
+    """
+
+    racing: np.ndarray
+    seconds: float
+    rounds: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> np.ndarray:
+        """The time of each algorithm in relation to the best one."""
+        scores, best, _ = _scores(np.array(self.rounds))
+        ratios: np.ndarray = scores / scores[best]
+        return ratios
+
+
 def _measure(comm: Comm, operation: str, algorithms: Mapping[str, Algorithm]) -> np.ndarray:
     """Measure and return the seconds of each algorithm at each size; all ranks return the same table. Collective."""
-    table, entries = np.full((len(algorithms), len(SIZES)), np.inf), list(algorithms.items())
-    began, total, incumbent = time.perf_counter(), inf, _usual(operation, comm.size)
-    for column, nbytes in enumerate(SIZES):
-        # `np.full` writes to the arrays, so that their pages exist before the first call.
-        call = Call.of_size(operation, comm.size, nbytes // 4)
-        arguments = call.arguments(comm.rank, lambda size: np.full(size, 0.0, np.float32))
+    began, elapsed, races = time.perf_counter(), 0.0, list[_Race]()
+    for turn in range(VISITS):
+        for column, nbytes in enumerate(SIZES if turn == 0 else SIZES[: len(races)]):
+            race = _next_race(races, len(algorithms)) if turn == 0 else races[column]
 
-        # Each round ends with a maximum over ranks: of the times, and of the time since the start, so that all ranks
-        # stop after the same round. The first round, which opens connections, is not counted; it shows whether there is
-        # time for several calls in a row. Odd rounds go backwards, so that no algorithm always follows the same one.
-        rounds: list[np.ndarray] = []
-        calls, racing = 1, np.ones(len(algorithms), bool)
-        for number in range(MOST_ROUNDS + 1):
-            agreed = np.full(len(algorithms) + 1, np.nan)
-            for row in np.flatnonzero(racing)[:: -1 if number % 2 else 1]:
-                name, entry = entries[row]
-                run = partial(_call, comm, f"{operation}/{name}", entry.run, arguments)
-                agreed[row] = _seconds(comm, run, calls)
-            agreed[-1] = time.perf_counter() - began
-            doubling = comm.collective("all_reduce/recursive_doubling max tuning")
-            ALGORITHMS["all_reduce"]["recursive_doubling"].run(doubling, agreed, "max")
-            if number > 0:
-                rounds.append(agreed[:-1])
-            elif CALLS * LEAST_ROUNDS * agreed[:-1].sum() < BUDGET / len(SIZES):
-                calls = CALLS
-            if number >= LEAST_ROUNDS and agreed[-1] > BUDGET * (column + 1) / len(SIZES):
+            # Sizes for which there is no time are not visited: one call a round, and the uncounted round.
+            if elapsed + (LEAST_ROUNDS + 1) * race.seconds > BUDGET:
                 break
-            if number and number % CHECKED == 0:
-                racing &= ~_lost(np.array(rounds))
-        table[:, column], incumbent = _judged(np.array(rounds), incumbent)
+            if turn == 0:
+                races.append(race)
+            until = began + _share() * (turn * len(SIZES) + column + 1)
+            elapsed = _visit(comm, operation, algorithms, race, nbytes, until) - began
 
-        # Stop if one call a round of the next size would exceed the budget; the time of a call grows as it did from the
-        # last size, at most fourfold.
-        last, total = total, float(table[:, column].sum())
-        if agreed[-1] + (LEAST_ROUNDS + 1) * min(4.0, total / last) * total > BUDGET:
-            break
+    # Judge the sizes in turn. An algorithm that was not called is as far behind the best as at the size before.
+    table, incumbent = np.full((len(algorithms), len(SIZES)), inf), _usual(operation, comm.size)
+    for column, race in enumerate(races):
+        times, incumbent = _judged(np.array(race.rounds), incumbent)
+        table[:, column] = times
+        if column:
+            before = table[:, column - 1] / table[:, column - 1].min()
+            table[:, column] = np.where(np.isnan(times), times[incumbent] * before, times)
     return table
+
+
+def _share() -> float:
+    """Return the seconds of one visit to a size."""
+    return BUDGET / (VISITS * len(SIZES))
+
+
+def _next_race(races: Sequence[_Race], algorithms: int) -> _Race:
+    """Return the race of the next size. A call takes longer by the same factor as before, at most four."""
+    everyone = np.ones(algorithms, bool)
+    if len(races) < 2:
+        return _Race(everyone, 4 * races[0].seconds if races else 0.0)
+    last, before = races[-1], races[-2]
+    seconds = min(4.0, last.seconds / before.seconds) * last.seconds
+    if (LEAST_ROUNDS + 1) * seconds < _share():
+        return _Race(everyone, seconds)
+    return _Race((last.ratios < FAR) | (last.ratios < EQUAL * before.ratios), seconds)
+
+
+def _visit(
+    comm: Comm, operation: str, algorithms: Mapping[str, Algorithm], race: _Race, nbytes: int, until: float
+) -> float:
+    """Measure rounds of one size until this time, at least LEAST_ROUNDS, and return the time. Collective."""
+    # `np.full` writes to the arrays, so that their pages exist before the first call.
+    call = Call.of_size(operation, comm.size, nbytes // 4)
+    arguments = call.arguments(comm.rank, lambda size: np.full(size, 0.0, np.float32))
+    entries, calls = list(algorithms.items()), 1
+
+    # Each round ends with a maximum over ranks: of the times, and of the seconds by which it is too late, so that all
+    # ranks stop after the same round. The first round, which opens connections and loads caches, is not counted; it
+    # shows whether there is time for several calls in a row. Odd rounds go backwards, so that no algorithm always
+    # follows the same one.
+    for number in range(MOST_ROUNDS + 1):
+        agreed = np.full(len(entries) + 1, np.nan)
+        for row in np.flatnonzero(race.racing)[:: -1 if number % 2 else 1]:
+            name, entry = entries[row]
+            run = partial(_call, comm, f"{operation}/{name}", entry.run, arguments)
+            agreed[row] = _seconds(comm, run, calls)
+        agreed[-1] = time.perf_counter() - until
+        doubling = comm.collective("all_reduce/recursive_doubling max tuning")
+        ALGORITHMS["all_reduce"]["recursive_doubling"].run(doubling, agreed, "max")
+        race.seconds = float(agreed[:-1][race.racing].sum())
+        if number == 0:
+            calls = CALLS if LEAST_ROUNDS * CALLS * race.seconds < _share() else 1
+            continue
+        race.rounds.append(agreed[:-1])
+        if number % LEAST_ROUNDS == 0:
+            race.racing &= ~_lost(np.array(race.rounds))
+        if number >= LEAST_ROUNDS and agreed[-1] > 0:
+            break
+    return until + float(agreed[-1])
 
 
 def _scores(rounds: np.ndarray) -> tuple[np.ndarray, int, float]:
     """Return the median of each algorithm's share of a round's time, the algorithm with the least, and a round's time.
 
-    rounds: seconds, a row per round and a column per algorithm; NaN from the round on in which it was left out. The
-    time of a round is the geometric mean of those that were called in all rounds.
+    rounds: seconds, a row per round and a column per algorithm; NaN from the round on in which it was left out, and the
+    share of an algorithm that was never called is NaN. The time of a round is the geometric mean of those that were
+    called in all rounds.
     """
-    racing = ~np.isnan(rounds[-1])
+    racing, called = ~np.isnan(rounds[-1]), ~np.isnan(rounds[0])
     times = np.exp(np.log(rounds[:, racing]).mean(axis=1))
-    scores = np.nanmedian(rounds / times[:, None], axis=0)
+    scores = np.full(len(called), np.nan)
+    scores[called] = np.nanmedian(rounds[:, called] / times[:, None], axis=0)
     return scores, int(np.where(racing, scores, inf).argmin()), float(np.median(times))
 
 
@@ -247,23 +322,25 @@ def _lead(rounds: np.ndarray, first: int) -> np.ndarray:
 
 
 def _lost(rounds: np.ndarray) -> np.ndarray:
-    """Return which algorithms are clearly slower than the best one, and by more than TOLERANCE."""
+    """Return which algorithms are clearly slower than the best one, and by more than SLOWER.
+
+    This takes CHECKED rounds. For one that takes more than FAR times as long in each of them, four are enough.
+    """
     scores, best, _ = _scores(rounds)
-    lost: np.ndarray = (_lead(rounds, best) > 1) & (scores > TOLERANCE * scores[best])
-    return lost
+    clearly: np.ndarray = (_lead(rounds, best) > 1) & (scores > SLOWER * scores[best]) & (len(rounds) >= CHECKED)
+    by_far = (rounds > FAR * rounds[:, best : best + 1]).all(axis=0) & (len(rounds) > 3)
+    return clearly | by_far
 
 
 def _judged(rounds: np.ndarray, incumbent: int) -> tuple[np.ndarray, int]:
     """Return the seconds of each algorithm in these rounds, and which one is chosen: it has the least.
 
-    incumbent: that of the size before, which is chosen again unless it was left out or another one is clearly faster;
-    a smaller lead is enough where the ratio of their times is above TOLERANCE.
+    incumbent: that of the size before, which is chosen again unless it was left out, or the best one is faster by more
+    than EQUAL. An algorithm that was never called has NaN seconds.
     """
     scores, taken, time_of_round = _scores(rounds)
-    if not np.isnan(rounds[-1, incumbent]):
-        enough = np.where(scores * TOLERANCE < scores[incumbent], 0.75, 1.0)
-        able = (_lead(rounds, incumbent) < -enough) & ~np.isnan(rounds[-1])
-        taken = int(np.where(able, scores, inf).argmin()) if able.any() else incumbent
+    if not np.isnan(rounds[-1, incumbent]) and scores[incumbent] <= EQUAL * scores[taken]:
+        taken = incumbent
 
     # An algorithm that seems faster than the chosen one gets a slightly longer time, so that the table says the choice.
     result = np.maximum(scores, scores[taken] * (1 + 1e-6))

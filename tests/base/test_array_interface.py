@@ -234,7 +234,7 @@ MAKERS = {"array", "asarray", "zeros", "empty", "ones", "full", "arange", "fromb
 # Tables of measured times, and numbers of samples, which are on the host.
 TABLES = {
     "collectives/tuning.py": (
-        *("__version__", "any", "argmin", "exp", "flatnonzero", "full_like", "interp", "isfinite", "isnan", "log"),
+        *("__version__", "argmin", "exp", "flatnonzero", "full_like", "interp", "isfinite", "isnan", "log"),
         *("maximum", "median", "nanmedian", "sqrt", "where"),
     ),
     "pipeline/runtime/layer_profile.py": ("concatenate", "median", "zeros_like"),
