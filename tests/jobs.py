@@ -3,8 +3,9 @@
 from collections import Counter
 
 from minidist.comm import SimWorld
-from minidist.job.config.train_config import resolve_batches
-from minidist.job.equality.compare import compare_rank
+from minidist.core.base.trace import purpose
+from minidist.job.config.train_config import resolve_batches, resolve_dims
+from minidist.job.equality.compare import Judge, compare_rank, tier_of
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.equality.replicas_alone import replicas_reference
 from minidist.job.train.trainer import train
@@ -22,14 +23,19 @@ def sent_bytes(world):
 
 
 def train_in_closed_form(ranks, config):
-    """Train on simulated ranks and assert that the bytes of every purpose equal the closed form; return the results."""
-    world, batches = SimWorld(ranks), resolve_batches(config, ranks)
+    """Train on simulated ranks and assert that the bytes of every purpose equal the closed form; return both."""
+    world = SimWorld(ranks)
     results = world.run(train, config)
+    return results, in_closed_form(config, results, sent_bytes(world))
+
+
+def in_closed_form(config, results, measured):
+    """Assert that the bytes that a job sent, by purpose, equal the closed form, and return them."""
+    batches = resolve_batches(config, len(results))
     sizes = [result.sizes for result in results]
     closed = Counter(closed_form_bytes(config, batches, sizes, results[0].skipped))
-    measured = sent_bytes(world)
     assert measured == closed + evaluation_bytes(config, batches, sizes, 0)
-    return results, measured
+    return measured
 
 
 def equals_one_device(ranks, config):
@@ -37,6 +43,35 @@ def equals_one_device(ranks, config):
     verdict = SimWorld(ranks).run(compare_rank, config, expected_snapshots(config, ranks))[0]
     assert verdict.equal, verdict.sentence()
     return verdict
+
+
+def train_compared(world, config, main=train):
+    """Train and compare each step with one device, assert that all are equal; return results, verdict and bytes.
+
+    One job does what `equals_one_device` and `train_in_closed_form` need one for each: what is gathered to be compared
+    is of the purpose of a checkpoint, which is left out of the bytes.
+    """
+    assert config.save is None
+    dims, expected = resolve_dims(config, world.size), expected_snapshots(config, world.size)
+    tier = tier_of(config, dims)
+    judges = [Judge(expected, tier) for _ in range(world.size)]
+
+    def compared(state):
+        with purpose("checkpoint", whole=True):
+            judges[state.rank](state)
+
+    results = world.run(main, config, [compared])
+    assert [judge.verdict.first_difference for judge in judges] == [None] * world.size
+    assert sum(judge.verdict.steps == config.steps for judge in judges) == dims.ranks  # the others hold no weights
+    measured = sent_bytes(world)
+    del measured["checkpoint"]
+    return results, judges[0].verdict, measured
+
+
+def equals_one_device_in_closed_form(ranks, config):
+    """Do what `equals_one_device` and `train_in_closed_form` do with one job; return the verdict and the bytes."""
+    results, verdict, measured = train_compared(SimWorld(ranks), config)
+    return verdict, in_closed_form(config, results, measured)
 
 
 def replicas_equal_one_device(ranks, config, ranks_of_a_replica=1):

@@ -13,8 +13,7 @@ from minidist.parallel.context import AllGatherAttention, document_ids, document
 from minidist.parallel.context.orders import sequence_positions
 from minidist.parallel.context.ulysses import UlyssesAttention
 from tests.cases import each
-from tests.equality.test_equality import verdict
-from tests.jobs import train_in_closed_form
+from tests.jobs import equals_one_device_in_closed_form
 from tests.parallel.test_context import KINDS, assert_model
 
 
@@ -137,11 +136,8 @@ TEXTS = {"document_separator": 3}
 )
 def test_jobs_equal_one_device_with_every_byte_in_the_closed_form(ranks, layout):
     floats = {"precision": "fp64"} if layout.get("cp") else {}
-    result = verdict(ranks, **{**JOB, **layout, **floats})
-    assert result.equal, result.first_difference
+    result, _ = equals_one_device_in_closed_form(ranks, TrainConfig.make(**{**JOB, **layout, **floats}))
     assert result.tier == ("float" if floats else "ordered")
-
-    train_in_closed_form(ranks, TrainConfig.make(**{**JOB, **layout}))
 
 
 def test_documents_change_the_losses_and_are_evaluated_and_resumed(tmp_path):

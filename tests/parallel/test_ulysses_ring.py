@@ -8,8 +8,7 @@ from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
 from minidist.parallel.context import UlyssesRingAttention
 from minidist.parallel.context.orders import sequence_positions
-from tests.equality.test_equality import verdict
-from tests.jobs import train_in_closed_form
+from tests.jobs import equals_one_device_in_closed_form
 from tests.parallel.test_context import KINDS, assert_model
 
 
@@ -49,6 +48,4 @@ JOB |= {"steps": 2, "micro_batch": 2, "cp": 4, "attention": "ulysses-ring"}
     ],
 )
 def test_jobs_equal_one_device_with_every_byte_in_the_closed_form(ranks, layout):
-    result = verdict(ranks, **{**JOB, **layout, "precision": "fp64"})
-    assert result.equal, result.first_difference
-    train_in_closed_form(ranks, TrainConfig.make(**{**JOB, **layout}))
+    equals_one_device_in_closed_form(ranks, TrainConfig.make(**{**JOB, **layout, "precision": "fp64"}))

@@ -16,7 +16,7 @@ from minidist.job.train.metrics import read_metrics
 from minidist.job.train.trainer import train
 from minidist.techniques.quantization.layers import Int8Linear, load_ranges, observers_of, prepare_qat
 from tests.cases import each
-from tests.jobs import SMALL_GPT, equals_one_device, has_the_bits_of, train_in_closed_form
+from tests.jobs import SMALL_GPT, equals_one_device_in_closed_form, has_the_bits_of
 
 JOB = SMALL_GPT | {"steps": 3, "lr": 0.03, "micro_batch": 2, "quantize": "int8", "reduction": "ordered"}
 SIZES = "weight_bytes", "float_bytes"
@@ -68,8 +68,7 @@ def config_of(layout, **more):
 def test_every_layout_equals_one_device_and_every_byte_is_in_the_closed_form(layout):
     ranks, config = LAYOUTS[layout][0], config_of(layout, evaluate_every=2)
     check_rules(config, resolve_batches(config, ranks))
-    equals_one_device(ranks, config)
-    _, sent = train_in_closed_form(ranks, config)
+    _, sent = equals_one_device_in_closed_form(ranks, config)
     assert (sent["quantization_range"] > 0) == (ranks > 1)
 
 

@@ -12,15 +12,13 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import watchers
 from minidist.job.checkpoint.directory import Checkpoint
 from minidist.job.checkpoint.resume import read_job_state
-from minidist.job.equality.compare import Judge, tier_of
-from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.metrics import MetricsFile, read_metrics
 from minidist.job.train.trainer import train
 from minidist.pipeline.runtime.layer_profile import LayerProfile, LayerTimes
 from minidist.planning.volumes import phases_bytes
 from minidist.techniques.repartition.extension import profiled_by
 from tests.cases import has_settings
-from tests.jobs import equals_one_device, sent_bytes
+from tests.jobs import equals_one_device, sent_bytes, train_compared
 from tests.train.test_shares import config_of
 
 JOB = {"pp": 2, "layers": 4, "microbatches": 2, "global_batch": 8, "steps": 3, "repartition_every": 2}
@@ -106,20 +104,13 @@ MORE = [
 
 def equals_one_device_and_sends_the_closed_form(values, seconds):
     config, batches, ranks = config_of(**{**JOB, **values})
-    expected, judges = expected_snapshots(config, ranks), []
 
-    def judging(comm):
-        judges.append(Judge(expected, tier_of(config, batches.dims)))
-        return judges[-1:]
+    def main(*arguments):
+        with profiled_by(partial(GivenProfile, seconds, None)):
+            return train(*arguments)
 
-    run(values, seconds, observers=judging)
-    assert [judge.verdict.first_difference for judge in judges] == [None] * ranks
-    assert {judge.verdict.steps for judge in judges} == {config.steps}
-
-    # Without observers, which gather tensors.
-    results, world, *_ = run(values, seconds)
+    results, _, measured = train_compared(SimWorld(ranks), config, main)
     assert len(results[0].phases) == 1 + len(seconds)
-    measured = sent_bytes(world)
     assert +measured == +phases_bytes(config, batches, [result.phases for result in results])
     assert measured["repartition"] > 0
 

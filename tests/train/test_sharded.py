@@ -7,7 +7,7 @@ from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from tests.cases import each
-from tests.jobs import equals_one_device, train_in_closed_form
+from tests.jobs import equals_one_device_in_closed_form, train_in_closed_form
 
 GPT = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov", "steps": 3, "clip": 0.5}
 SMALL = {"micro_batch": 1, "accumulation": 2, "reduce_bucket_size": 3000}
@@ -49,8 +49,7 @@ def test_segments_send_again_what_their_blocks_send(layout):
 @each("flags", FLAGS, ids=str, sampled=6)
 def test_every_way_to_shard_fully_is_equal_and_in_the_closed_form(flags):
     config = TrainConfig.make(**{**GPT, "steps": 2}, **SMALL, zero=3, reduction="ordered", dropout=0.1, **flags)
-    equals_one_device(4, config)
-    train_in_closed_form(4, config)
+    equals_one_device_in_closed_form(4, config)
 
 
 @pytest.mark.sampled(6)

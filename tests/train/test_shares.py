@@ -11,7 +11,7 @@ from minidist.job.config.train_config import TrainConfig, resolve_batches, resol
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
 from tests.cases import each
-from tests.jobs import equals_one_device, sent_bytes
+from tests.jobs import equals_one_device_in_closed_form, sent_bytes
 
 JOB = {"layers": 2, "width": 8, "heads": 2, "context": 4, "data": "markov", "steps": 2, "reduction": "ordered"}
 FLOAT = {"precision": "fp64", "reduction": "ring"}
@@ -75,10 +75,7 @@ def check_bytes(config, batches, world, results, runs=None):
 def test_uneven_shares_equal_one_device_and_send_the_closed_form(values):
     config, batches, ranks = config_of(**values)
     assert not batches.shares.is_even or "weights" in values
-    equals_one_device(ranks, config)
-
-    world = SimWorld(ranks)
-    check_bytes(config, batches, world, world.run(train, config))
+    equals_one_device_in_closed_form(ranks, config)
 
 
 def test_the_gradient_is_that_of_the_whole_batch_whatever_the_shares_are():
