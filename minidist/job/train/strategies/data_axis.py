@@ -18,9 +18,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array, is_half
 from minidist.core.comm import Comm
 from minidist.core.train import data_axis
-from minidist.core.train.data_axis import Group
 from minidist.job.checkpoint.held import SINGLE, LocalShard, ReplicaId
-from minidist.job.train.job import Job
 from minidist.nn.segments import recomputed_modules
 from minidist.optim import block_square_sums, clip_by_norm_
 from minidist.parallel import reduced_elements
@@ -66,13 +64,7 @@ class Replicas(NamedTuple):
 
 
 class DataAxis(data_axis.DataAxis):
-    """Parameters that lie whole on this rank, as a job sees them.
-
-    place: this rank among those of the data axis; None: no other rank holds the same. techniques: what they keep of it,
-    by their keys.
-    """
-
-    place: Comm | None = None
+    """Parameters that lie whole on this rank, as a job sees them. techniques: what they keep of it, by their keys."""
 
     @cached_property
     def techniques(self) -> dict[str, Any]:
@@ -172,10 +164,6 @@ class DataAxis(data_axis.DataAxis):
 
 class Replicated(data_axis.Replicated, DataAxis):
     """Data parallelism in a job: every rank holds all parameters, gradients and optimizer state."""
-
-    def __init__(self, job: Job, group: Group) -> None:
-        super().__init__(job, group)
-        self.place = group.comm
 
     def replicas_on(self, comm: Comm) -> Replicas:
         replica = ReplicaId(comm.rank, comm.size)

@@ -57,8 +57,7 @@ class ReplicaAlone(DataAxis):
     def __init__(self, job: Job, group: Group) -> None:
         flat = FlatParameters(group.parameters)
         self.meeting, self.factor = meeting_of(job, group, [flat], group.comm, lambda: make_optimizer(job, flat, group))
-        super().__init__([flat], self.meeting.optimizer, group.module, group.stage)
-        self.place = group.comm
+        super().__init__([flat], self.meeting.optimizer, group.module, group)
 
     def step(self) -> None:
         flat = self.flats[0]
