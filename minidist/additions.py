@@ -18,6 +18,7 @@ MODULES = {
     "comm_checks": "minidist.comm.communicator",
     "fibers": "minidist.base.promise_fibers",
     "half": "minidist.base.half",
+    "limits": "minidist.base.limits",
     "module_methods": "minidist.nn.state",
     "operation_checks": "minidist.nn.ops.refusals",
     "wrong_arguments": "minidist.nn.wrong_arguments",

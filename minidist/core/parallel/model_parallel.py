@@ -3,12 +3,8 @@
     plan = {"layers.0": ColumnParallelLinear, "layers.1": RowParallelLinear}
     parallelize_module(model, mesh["tp"], plan)
 
-    apply_expert_parallel     ep   each rank keeps some of the experts
-    apply_tensor_parallel     tp   each rank keeps its shards of every matrix, also of its experts'
-    apply_context_parallel    cp   each rank has a part of every sequence; attention communicates between the parts
-
-Call the last three in this order, before parameters become flat arrays. Every rank builds the whole model from the same
-seed and keeps its shards, so the gathered shards *are* the single-device weights, and nothing is sent.
+`apply_expert_parallel`, `apply_tensor_parallel` and `apply_context_parallel` do this for a whole model. Call them in
+this order, before parameters become flat arrays. Nothing is sent: every rank builds the whole model from one seed.
 
 A plan says how each module is split; what no key names stays whole on every rank. Each parameter then carries a
 `Layout`, which checkpoints, clipping and counting read. Plans of other models, and other kinds of attention, are added

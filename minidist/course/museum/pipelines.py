@@ -1,7 +1,4 @@
-"""Bugs of pipelines: buffers of micro-batches, the order of actions, and weights that two stages share.
-
-Proved by: tests/museum/test_museum.py
-"""
+"""Bugs of pipelines: buffers of micro-batches, the order of actions, and weights that two stages share."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""The small jobs of the exhibits of split layers: a GPT in tiles, a sequence in parts, experts on several ranks.
-
-Proved by: tests/museum/test_museum.py
-"""
+"""The small jobs of the exhibits of split layers: a GPT in tiles, a sequence in parts, experts on several ranks."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -12,8 +12,6 @@
     fsdp_gather_full_params(fsdp_model)             name -> whole array, in the dtype of the shards
 
 The last two train the model with a layer that is used twice and a parameter that is not trained.
-
-Proved by: tests/lesson/test_assignments.py, tests/lesson/test_assignment_checks.py
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,10 +1,8 @@
 """CMU 11-868, distributed training homework: data parallelism and the clock cycles of a pipeline.
 
-    partition_dataset(rank, world_size, dataset, batch_size)   yields this rank's batches: its share of each whole batch
-    average_gradients(model, comm)                             in place: the mean over the ranks
-    _clock_cycles(num_batches, num_partitions)                 per clock, the pairs (micro-batch, partition) that run
-
-Proved by: tests/lesson/test_assignments.py, tests/lesson/test_assignment_checks.py
+partition_dataset(rank, world_size, dataset, batch_size)   yields this rank's batches: its share of each whole batch
+average_gradients(model, comm)                             in place: the mean over the ranks
+_clock_cycles(num_batches, num_partitions)                 per clock, the pairs (micro-batch, partition) that run
 """
 
 from collections.abc import Callable, Mapping, Sequence

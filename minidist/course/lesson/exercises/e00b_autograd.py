@@ -1,7 +1,4 @@
-"""Lesson 00b: two backward functions, compared with minidist's own autograd.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 00b: two backward functions, compared with minidist's own autograd."""
 
 import numpy as np
 

@@ -1,7 +1,4 @@
-"""Lesson 02b: steps of Adam on one array of weights.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 02b: steps of Adam on one array of weights."""
 
 import numpy as np
 

@@ -1,7 +1,4 @@
-"""Lesson 04: the ring all-reduce for any number of ranks and any size, in place.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 04: the ring all-reduce for any number of ranks and any size, in place."""
 
 import numpy as np
 

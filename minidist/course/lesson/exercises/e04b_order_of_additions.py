@@ -1,7 +1,4 @@
-"""Lesson 04b: a reduce-scatter that adds in the order of the ranks, to the bit.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 04b: a reduce-scatter that adds in the order of the ranks, to the bit."""
 
 import numpy as np
 

@@ -1,7 +1,4 @@
-"""Lesson 05: recursive halving and doubling for any number of ranks, and which algorithm is cheapest.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 05: recursive halving and doubling for any number of ranks, and which algorithm is cheapest."""
 
 from collections.abc import Sequence
 from typing import Any

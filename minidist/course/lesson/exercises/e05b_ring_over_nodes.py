@@ -1,7 +1,4 @@
-"""Lesson 05b: the order of a ring whose ranks are on several nodes.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 05b: the order of a ring whose ranks are on several nodes."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,4 @@
-"""Lesson 05b: an all-reduce over machines of unequal size, where only the slow links between them take time.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 05b: an all-reduce over machines of unequal size, where only the slow links between them take time."""
 
 import numpy as np
 

@@ -1,7 +1,4 @@
-"""Lesson 06: the mean over all rows, from means over shards of different sizes, some of them empty.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 06: the mean over all rows, from means over shards of different sizes, some of them empty."""
 
 from collections.abc import Sequence
 
@@ -34,17 +31,9 @@ def truth(case: Case) -> list[np.ndarray]:
     return [np.concatenate(rows(case)).mean(axis=0)] * case.ranks
 
 
-def plain_average(failure: Failure) -> bool:
-    return failure.answers_are([np.mean(means(failure.case), axis=0)] * failure.case.ranks)
-
-
 def divided_by_ranks(failure: Failure) -> bool:
     total = np.concatenate(rows(failure.case)).sum(axis=0)
     return failure.answers_are([total / failure.case.ranks] * failure.case.ranks)
-
-
-def not_a_number(failure: Failure) -> bool:
-    return failure.kind == "wrong" and 0 in counts(failure.case) and bool(np.isnan(failure.answers[0]).any())
 
 
 def differs(answers: Sequence[np.ndarray]) -> bool:
@@ -60,6 +49,8 @@ EXERCISES = [
         par=Case(4, 16),
         unit="parameter",
         for_hints={
+            "not_a_number": lambda f: f.kind == "wrong" and 0 in counts(f.case) and bool(np.isnan(f.answers[0]).any()),
+            "plain_average": lambda f: f.answers_are([np.mean(means(f.case), axis=0)] * f.case.ranks),
             "not_divided": lambda f: f.answers_are([np.concatenate(rows(f.case)).sum(axis=0)] * f.case.ranks),
             "sum_of_means": lambda f: f.answers_are([np.sum(means(f.case), axis=0)] * f.case.ranks),
             "zero_for_nothing": lambda case: [np.nansum(means(case), axis=0) / sum(counts(case))] * case.ranks,

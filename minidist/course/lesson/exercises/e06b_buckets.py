@@ -1,7 +1,4 @@
-"""Lesson 06b: a bucketed reducer, with parameters that a rank uses twice, or not at all.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 06b: a bucketed reducer, with parameters that a rank uses twice, or not at all."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -134,10 +131,6 @@ def unreduced(failure: Failure) -> bool:
     return any(np.any((got == own) & (own != wanted)) for got, own, wanted in both)
 
 
-def reused(failure: Failure) -> bool:
-    return any(2 in use_counts(failure.case, rank) for rank in range(failure.case.ranks))
-
-
 EXERCISES = [
     Exercise(
         name="06b.bucketed_reducer",
@@ -151,9 +144,10 @@ EXERCISES = [
         unit="parameter",
         limits=("bytes", "time"),
         for_hints={
+            "reused": lambda f: any(2 in use_counts(f.case, rank) for rank in range(f.case.ranks)),
             "never_waited_for": lambda f: (
                 f.raised(UnwaitedRequestError) or (f.kind == "wrong" and "got []" in f.message)
-            )
+            ),
         },
     )
 ]

@@ -1,7 +1,4 @@
-"""Lesson 06c: a parameter server that holds the SSP bound.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 06c: a parameter server that holds the SSP bound."""
 
 from collections.abc import Sequence
 from typing import Any

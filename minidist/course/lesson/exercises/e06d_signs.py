@@ -1,7 +1,4 @@
-"""Lesson 06d: sums of signs times a length, where each rank keeps what it has not sent for its next step.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 06d: sums of signs times a length, where each rank keeps what it has not sent for its next step."""
 
 import numpy as np
 

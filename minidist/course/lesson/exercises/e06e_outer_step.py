@@ -1,7 +1,4 @@
-"""Lesson 06e: the outer step of DiLoCo, after replicas have trained alone.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 06e: the outer step of DiLoCo, after replicas have trained alone."""
 
 import numpy as np
 

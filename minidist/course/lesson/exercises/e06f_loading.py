@@ -1,7 +1,4 @@
-"""Lesson 06f: loaders make batches for one trainer, in the order in which it trains on them.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 06f: loaders make batches for one trainer, in the order in which it trains on them."""
 
 import numpy as np
 

@@ -1,7 +1,4 @@
-"""Lesson 09: a training loop with a loss scale, whose overflow flag all ranks agree on.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 09: a training loop with a loss scale, whose overflow flag all ranks agree on."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,4 @@
-"""Lesson 09b: one grid for all ranks.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 09b: one grid for all ranks."""
 
 from collections.abc import Callable
 

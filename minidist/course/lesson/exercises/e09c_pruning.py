@@ -1,7 +1,4 @@
-"""Lesson 09c: an all-reduce of what is kept.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 09c: an all-reduce of what is kept."""
 
 import numpy as np
 

@@ -1,7 +1,4 @@
-"""Lesson 09d: a teacher on one group of ranks for the students of another.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 09d: a teacher on one group of ranks for the students of another."""
 
 from collections.abc import Callable
 from typing import Any

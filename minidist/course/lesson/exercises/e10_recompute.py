@@ -1,7 +1,4 @@
-"""Lesson 10: where to cut a network into segments under a budget, and a segment whose dropout replays.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 10: where to cut a network into segments under a budget, and a segment whose dropout replays."""
 
 import copy
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Lesson 10b: the gradient of all ranks' rows and its noise, from one all-reduce.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 10b: the gradient of all ranks' rows and its noise, from one all-reduce."""
 
 import numpy as np
 

@@ -1,7 +1,4 @@
-"""Lesson 10c: the rows of ranks of different speeds, shared by measured times.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 10c: the rows of ranks of different speeds, shared by measured times."""
 
 from collections.abc import Sequence
 from typing import Any

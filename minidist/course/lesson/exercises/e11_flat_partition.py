@@ -1,7 +1,4 @@
-"""Lesson 11: a ZeRO step on a flat partition with padding.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 11: a ZeRO step on a flat partition with padding."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

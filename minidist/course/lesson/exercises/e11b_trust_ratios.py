@@ -1,7 +1,4 @@
-"""Lesson 11b: a step with trust ratios of whole layers, on shards.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 11b: a step with trust ratios of whole layers, on shards."""
 
 import numpy as np
 

@@ -1,7 +1,4 @@
-"""Lesson 11c: Muon's step of matrices whose rows lie on several ranks, each computed by one owner.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 11c: Muon's step of matrices whose rows lie on several ranks, each computed by one owner."""
 
 import numpy as np
 

@@ -1,7 +1,4 @@
-"""Lesson 12: a forward pass over sharded layers whose gathers overlap with the layer before.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 12: a forward pass over sharded layers whose gathers overlap with the layer before."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""Lesson 12b: an optimizer's step on the host, piece by piece, that keeps the link and the host busy at once.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 12b: an optimizer's step on the host, piece by piece, that keeps the link and the host busy at once."""
 
 from typing import Any
 

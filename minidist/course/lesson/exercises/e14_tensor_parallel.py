@@ -1,7 +1,4 @@
-"""Lesson 14: an MLP and an attention whose matrices are cut into tiles, forward and backward.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 14: an MLP and an attention whose matrices are cut into tiles, forward and backward."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

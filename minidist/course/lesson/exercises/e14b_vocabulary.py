@@ -1,7 +1,4 @@
-"""Lesson 14b: an MLP between layers whose rows are split over the ranks, and a cross-entropy whose words are.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 14b: an MLP between layers whose rows are split over the ranks, and a cross-entropy whose words are."""
 
 from collections.abc import Callable
 from typing import Any

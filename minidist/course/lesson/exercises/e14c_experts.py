@@ -1,7 +1,4 @@
-"""Lesson 14c: slots and a loss that balances; dispatch of the tokens to their experts, and combine.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 14c: slots and a loss that balances; dispatch of the tokens to their experts, and combine."""
 
 from collections.abc import Callable, Sequence
 from math import ceil, prod

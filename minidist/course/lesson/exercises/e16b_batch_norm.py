@@ -1,7 +1,4 @@
-"""Lesson 16b: batch normalisation by the statistics of the rows of all ranks.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 16b: batch normalisation by the statistics of the rows of all ranks."""
 
 import numpy as np
 

@@ -1,7 +1,4 @@
-"""Lesson 17b: one stage of PipeDream, where each mini-batch keeps the weights it began with.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 17b: one stage of PipeDream, where each mini-batch keeps the weights it began with."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,4 @@
-"""Lesson 17c: one stage of PipeDream-2BW, which keeps two versions of its weights.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 17c: one stage of PipeDream-2BW, which keeps two versions of its weights."""
 
 import weakref
 from collections.abc import Iterable, Sequence

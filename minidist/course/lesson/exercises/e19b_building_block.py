@@ -1,7 +1,4 @@
-"""Lesson 19b: the building block of a V-shaped schedule, from the offsets that decide its memory.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 19b: the building block of a V-shaped schedule, from the offsets that decide its memory."""
 
 from collections.abc import Sequence
 from itertools import pairwise, product

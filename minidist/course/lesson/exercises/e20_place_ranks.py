@@ -1,7 +1,4 @@
-"""Lesson 20: ranks of a mesh onto nodes, so that the axis with the most bytes stays inside.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 20: ranks of a mesh onto nodes, so that the axis with the most bytes stays inside."""
 
 import itertools
 from collections import Counter

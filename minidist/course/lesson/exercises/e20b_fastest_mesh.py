@@ -1,7 +1,4 @@
-"""Lesson 20b: the mesh of replicas and tensor parts that waits least, on paper.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 20b: the mesh of replicas and tensor parts that waits least, on paper."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""Lesson 20c: layers that differ, cut into stages so that the slowest stage is as fast as possible.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 20c: layers that differ, cut into stages so that the slowest stage is as fast as possible."""
 
 from collections.abc import Sequence
 from itertools import pairwise

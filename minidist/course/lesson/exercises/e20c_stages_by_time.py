@@ -1,7 +1,4 @@
-"""Lesson 20c: stages cut by measured times, on ranks of different speeds.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 20c: stages cut by measured times, on ranks of different speeds."""
 
 from collections.abc import Sequence
 from itertools import combinations, pairwise

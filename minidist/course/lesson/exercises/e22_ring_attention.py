@@ -1,7 +1,4 @@
-"""Lesson 22: attention to keys and values that are passed round a ring, merged by an online softmax.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 22: attention to keys and values that are passed round a ring, merged by an online softmax."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,4 @@
-"""Lesson 22b: attention between two exchanges, of tokens for heads and back.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 22b: attention between two exchanges, of tokens for heads and back."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""Lesson 22c: which keys the queries of a rank see, when a sequence is split in zig-zag and holds several documents.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 22c: which keys the queries of a rank see, when a sequence is split in zig-zag and holds several documents."""
 
 import numpy as np
 

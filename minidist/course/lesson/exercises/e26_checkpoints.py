@@ -1,7 +1,4 @@
-"""Lesson 26: a save that may die at any moment, and a load by another number of ranks.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 26: a save that may die at any moment, and a load by another number of ranks."""
 
 import errno
 from collections.abc import Sequence

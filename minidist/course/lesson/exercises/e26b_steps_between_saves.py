@@ -1,7 +1,4 @@
-"""Lesson 26b: after how many steps should a job save?
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 26b: after how many steps should a job save?"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,4 @@
-"""Lesson 28: which training steps compute another gradient than one device does?
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 28: which training steps compute another gradient than one device does?"""
 
 from collections.abc import Callable, Sequence
 from typing import Any

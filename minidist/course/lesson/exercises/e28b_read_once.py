@@ -1,7 +1,4 @@
-"""Lesson 28b: have all ranks together read each sample once, without sending the numbers of the samples?
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 28b: have all ranks together read each sample once, without sending the numbers of the samples?"""
 
 import numpy as np
 
