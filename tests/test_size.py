@@ -21,7 +21,7 @@ LINES = {
     "comm": 6_743,
     "commands": 5_463,
     "course": 13_206,
-    "core": 8_995,
+    "core": 8_999,
     "data": 1_627,
     "debug": 9_624,
     "job": 8_484,
