@@ -18,6 +18,7 @@ MODULES = {
     "comm_checks": "minidist.comm.communicator",
     "fibers": "minidist.base.promise_fibers",
     "half": "minidist.base.half",
+    "limits": "minidist.base.limits",
     "module_methods": "minidist.nn.state",
     "operation_checks": "minidist.nn.ops.refusals",
     "wrong_arguments": "minidist.nn.wrong_arguments",
@@ -48,6 +49,7 @@ FUNCTIONS = {
     "describe_step": "minidist.optim.checks:StepDescription",
     "dropout": "minidist.nn.dropout:Dropout",
     "dropped_weights": "minidist.nn.ops.dropout",
+    "gather_logits": "minidist.parallel.tensor.gathering:GatherLogits",
     "guard": "minidist.parallel.replica_guard:ReplicaGuard",
     "map_object": "minidist.nn.ops.objects",
     "named_dtype": "minidist.base.arrays",
@@ -171,18 +173,18 @@ def _optimizer_attribute(optimizer: Any, name: str) -> Any:
 
 
 def _plan(model: Any, sequence_parallel: bool) -> Any:
-    """Return the tensor-parallel plan of a model of this package, or None for any other model.
+    """Return the tensor-parallel plan of a model of this package that the core does not have, or None.
 
     sequence_parallel: norms and dropout work on a part of the sequence. The plan maps patterns of module names to
     styles, see `parallelize_module`.
     """
-    config = getattr(model, "config", None)
-    if not sequence_parallel and not getattr(config, "n_experts", 0) and not hasattr(config, "num_local_experts"):
-        from minidist.parallel.tensor.gathering import plan_of
-    else:
+    if sequence_parallel or hasattr(model, "config"):
         from minidist.parallel.expert.tensor_parallel import plan_of
 
-    return plan_of(model, sequence_parallel)
+        return plan_of(model, sequence_parallel)
+    from minidist.parallel.tensor.gathering import mlp_plan_of
+
+    return mlp_plan_of(model)
 
 
 def _attention(name: str, comm: Any, length: int, inner: Any, neighbours: int) -> Any:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from minidist.course.lesson import solutions
-from minidist.course.lesson.exercise import exercises
+from minidist.course.lesson.catalogue import exercises
 from minidist.course.lesson.handout import handed_out
 from tests.cases import each
 from tests.test_readme import commands

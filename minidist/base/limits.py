@@ -4,16 +4,17 @@ A number with a few zeros too many, from a flag or a damaged file, is refused wi
 take all memory of the machine, or never end. The limits are far above what a laptop can run.
 
 Numbers that a program passes (a learning rate, a divisor) go through `check_number` and `check_whole`: True is not 1
-there, and NaN, for which every comparison is false, is refused.
+there, and NaN, for which every comparison is false, is refused. The last functions are refusals of the core's base.
 
 Proved by: tests/base/test_limits.py
 """
 
 import math
 import operator
+from collections.abc import Iterable
 from contextlib import suppress
 from numbers import Real
-from typing import Any
+from typing import Any, NoReturn
 
 from minidist.base.errors import UsageError, quoted
 
@@ -102,3 +103,35 @@ def check_whole(name: str, value: Any, least: int = 0) -> int:
     if type(value).__name__ == BOOL or number < least:
         raise UsageError(f"{name}={quoted(value)}; it must be a whole number of at least {least}")
     return number
+
+
+def check_chunks(total: Any, parts: Any) -> None:
+    """Raise UsageError unless a number of elements can be cut into chunks: two whole numbers, at least one part."""
+    try:
+        if parts < 1:
+            raise UsageError(f"cannot cut {total} elements into {parts} parts; parts must be at least 1")
+        for number in (total, parts):
+            operator.index(number)
+    except TypeError:
+        raise UsageError(f"chunk_sizes({quoted(total)}, {quoted(parts)}); pass two whole numbers") from None
+
+
+def check_cuts(layout: Any) -> None:
+    """Raise ValueError unless a `Layout` names one dim for each axis, and cuts a tensor over two axes in one block."""
+    axes, dims = layout.axes, layout.dims
+    if len(axes) != len(dims):
+        raise ValueError(f"layout has {len(axes)} axes {axes} but {len(dims)} dims {dims}")
+    if len(axes) > 1 and (layout.blocks, layout.padding, layout.copies) != (1, 0, 1):
+        raise ValueError(f"a tensor cut over {axes} has one block, no padding and no copies; this layout is {layout}")
+
+
+def refuse_law(law: Any, name: Any) -> NoReturn:
+    """Raise ValueError: no initial weights are drawn by this law."""
+    raise ValueError(
+        f"unknown law {quoted(law)} of the initial weight {quoted(name)}; one of normal, uniform, constant"
+    )
+
+
+def refuse_purpose(name: Any, purposes: Iterable[str]) -> NoReturn:
+    """Raise UsageError: messages are not sent for this purpose."""
+    raise UsageError(f"unknown message purpose {quoted(name)}; one of {', '.join(purposes)}; new_purpose adds it")

@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 
 from minidist.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
-from minidist.comm.message_checks import MASKED, may_overlap
+from minidist.comm.message_checks import may_overlap
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import add_into, is_half
 from minidist.core.base.layout import chunk_sizes
@@ -82,6 +82,8 @@ def _check_array(comm: PointToPoint, operation: str, array: Any) -> None:
             " pass numpy.array(...)"
         )
     if hasattr(array, "mask"):
+        from minidist.comm.message_refusals import MASKED
+
         raise UsageError(f"rank {comm.rank}: {operation} of {MASKED}")
     if not array.flags.c_contiguous:
         raise UsageError(

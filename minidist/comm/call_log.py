@@ -20,8 +20,8 @@ from zlib import crc32
 
 import numpy as np
 
+from minidist.base.arrays import dtype_name
 from minidist.comm.call_site import CallSite
-from minidist.comm.header import dtype_name
 from minidist.comm.message_checks import CheckedMessages
 
 # What a rank has passed to a call: the dtype and the shape of its array; None where a call has no array.

@@ -291,11 +291,18 @@ def check_links(links: Any) -> None:
             )
 
 
-def check_links_of_core(links: Any) -> None:
-    """Raise UsageError where a `Sim` is given costs that only a `SimWorld` uses."""
+def check_core_world(ranks: int, links: Any) -> None:
+    """Raise UsageError where a `Sim` is given no rank, or costs that only a `SimWorld` uses."""
+    if ranks < 1:
+        raise UsageError(f"a world needs at least 1 rank, got {ranks}")
     for name in ("link", "slowdown", "overhead", "free_startup"):
         if getattr(links, name, None):
             raise UsageError(f"Sim has no {name} in its link model, and would ignore it; use SimWorld(links=links)")
+
+
+def refuse_time(rank: int, seconds: float) -> NoReturn:
+    """Raise UsageError: a virtual clock cannot be advanced by these seconds."""
+    raise UsageError(f"rank {rank}: compute of {seconds:g} s; it must be a finite number of at least 0")
 
 
 def check_group(comm: Comm, ranks: Sequence[int]) -> None:

@@ -13,11 +13,12 @@ import hashlib
 import math
 import re
 import struct
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from minidist.base.arrays import dtype_name
 from minidist.base.errors import MismatchError
 
 HEADER_BYTES = 64
@@ -41,12 +42,6 @@ class Header(NamedTuple):
 
     def describe(self) -> str:
         return f"{self.operation} of {self.dtype}{list(self.shape)} ({self.nbytes} B)"
-
-
-@cache
-def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return the dtype in words: "float32", "bfloat16". Cached: the dtype's own `str` takes a microsecond."""
-    return str(dtype)
 
 
 def header_of(operation: str, array: np.ndarray) -> Header:
@@ -115,7 +110,6 @@ def unpack(data: bytes | bytearray) -> Header:
 
 # What ranks say of the gradients and weights that they send: `Bucket.equal`, `FSDPUnit`, `ZeroOptimizer.gather`.
 # And of copies of a tied weight: `SharedGradients` of a pipeline.
-OVER = ", mean over "  # a part of it, with what the losses of the sent gradients are means over: "22 rows"
 _REPLICA = re.compile(r"(?:model \d+|\S+ of fully_shard \d+|\S+ of a pipeline) after \d+ updates?.*")
 
 

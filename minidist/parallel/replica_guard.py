@@ -23,7 +23,6 @@ import numpy as np
 
 from minidist.base.errors import quoted
 from minidist.base.limits import check_number
-from minidist.comm.header import OVER
 from minidist.core.autograd import BackwardPass, Node, Parameter
 from minidist.core.autograd.backward import call_hook
 from minidist.core.base import arrays as xp
@@ -39,6 +38,7 @@ from minidist.core.nn.module import Module
 from minidist.core.parallel.data_parallel import Bucket
 from minidist.nn.ops.in_place import SAMPLED, sample_step
 
+OVER = ", mean over "  # in what the guard says of gradients, before what their losses are means over: "22 rows"
 DIGEST_BYTES = 16  # of the fingerprints of the model's names and shapes and of the settings, which all ranks compare
 
 # Of each wrapper that whole gradients are given to: what every rank must pass equal.

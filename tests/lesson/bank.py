@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minidist.course.lesson import solution
-from minidist.course.lesson.exercise import find
+from minidist.course.lesson.catalogue import find
 from minidist.course.lesson.puzzles import filled
 from minidist.course.lesson.solutions import defined
 from minidist.course.puzzle import rows

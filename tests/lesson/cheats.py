@@ -222,7 +222,7 @@ def ring_all_reduce(comm, array):
 cheat(
     "the table of exercises",
     """
-from minidist.course.lesson.exercise import exercises
+from minidist.course.lesson.catalogue import exercises
 def ring_all_reduce(comm, array):
     array[...] = exercises()["04.ring_all_reduce"].expected(None)
 """,

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 
 from minidist.core.base.errors import UsageError
-from minidist.course.lesson.exercise import exercises
+from minidist.course.lesson.catalogue import exercises
 from minidist.course.lesson.par import COLUMNS, TABLE, Par, all_cases, is_measured, key_of
 from minidist.course.lesson.plain import form
 from minidist.course.lesson.runner import Limits, Runner

@@ -3,7 +3,8 @@
 import numpy as np
 
 from minidist.course.lesson.answer_patterns import pattern_of, places_of
-from minidist.course.lesson.exercise import Case, Failure, difference, find
+from minidist.course.lesson.catalogue import find
+from minidist.course.lesson.exercise import Case, Failure, difference
 from minidist.course.lesson.solutions import solution
 from tests.lesson.judged_here import judged
 

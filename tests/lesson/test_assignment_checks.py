@@ -8,7 +8,8 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter
-from minidist.course.lesson.exercise import Case, Failure, Least, exercises
+from minidist.course.lesson.catalogue import exercises
+from minidist.course.lesson.exercise import Case, Failure, Least
 from minidist.optim import SGD
 from tests.cases import each
 

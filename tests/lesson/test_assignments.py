@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from minidist.course.lesson.exercise import exercises
+from minidist.course.lesson.catalogue import exercises
 from minidist.course.lesson.grade import grade
 from tests.cases import each
 

@@ -14,7 +14,8 @@ from minidist.comm import call_site
 from minidist.core.base.errors import DeadlockError, MismatchError, UsageError
 from minidist.course.lesson import check, examine, expect, mpi_leg, solution
 from minidist.course.lesson.answer_process import Job
-from minidist.course.lesson.exercise import Case, find
+from minidist.course.lesson.catalogue import find
+from minidist.course.lesson.exercise import Case
 from minidist.course.lesson.mpi_leg import mpiexec
 from minidist.course.lesson.runner import Limits
 from minidist.course.lesson.transport import Packed, dumps, dumps_of_exercise

@@ -5,7 +5,7 @@ import pytest
 
 from minidist import all_reduce
 from minidist.course.lesson import examine, names, solution
-from minidist.course.lesson.exercise import exercises, find
+from minidist.course.lesson.catalogue import exercises, find
 from minidist.course.lesson.exercises import e26_checkpoints
 from minidist.course.lesson.hint_file import listed, rows
 from tests.cases import each

@@ -16,7 +16,7 @@ from minidist.commands.command import Exit
 from minidist.commands.grade import grade as grade_command
 from minidist.core.base.errors import UsageError
 from minidist.course.lesson import solution
-from minidist.course.lesson.exercise import find
+from minidist.course.lesson.catalogue import find
 from minidist.course.lesson.grade import exercises_of, grade
 from minidist.course.lesson.runner import Limits
 from minidist.course.lesson.submission import read, source_of

@@ -9,7 +9,7 @@ import pytest
 
 from minidist.core.base.errors import UsageError
 from minidist.course.lesson import build, names
-from minidist.course.lesson.exercise import find
+from minidist.course.lesson.catalogue import find
 from minidist.course.lesson.numbers import number_of
 from tests.cases import each
 

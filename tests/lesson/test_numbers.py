@@ -6,7 +6,7 @@ import pytest
 
 from minidist.core.base.errors import UsageError
 from minidist.course.lesson import build, names
-from minidist.course.lesson.exercise import find
+from minidist.course.lesson.catalogue import find
 from minidist.course.lesson.grade import exercises_of
 from minidist.course.lesson.numbers import MOVED, MOVED_EXERCISES, current, number_of
 

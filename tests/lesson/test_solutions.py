@@ -10,7 +10,8 @@ import pytest
 
 from minidist.core.base.errors import UsageError
 from minidist.course.lesson import check, solutions
-from minidist.course.lesson.exercise import Case, exercises
+from minidist.course.lesson.catalogue import exercises
+from minidist.course.lesson.exercise import Case
 from minidist.course.lesson.grade import grade
 from minidist.course.lesson.par import TABLE, all_cases, key_of, par_of
 from tests.lesson.par_table import measure, measured_exercises

@@ -49,6 +49,7 @@ from minidist import (
     vocab_parallel_cross_entropy,
 )
 from minidist.core.base.errors import MinidistError
+from minidist.core.comm.sim.world import Sim
 from minidist.core.nn.layers import Embedding, LayerNorm
 from minidist.nn.ops.functions import relu
 from minidist.optim import Muon
@@ -126,6 +127,12 @@ CALLS = {
     "half a message": (lambda c: c.world.kill(0, after_messages="x"), "after 'x' messages; it must be at least 0"),
     "a purpose by number": (lambda c: purpose(3), "unknown message purpose 3; one of gradient_reduce"),
     "a name of a length": (lambda c: chunk_sizes("x", 2), r"chunk_sizes\('x', 2\); pass two whole numbers"),
+    "an array of lengths": (
+        lambda c: chunk_sizes(np.array([4]), 2),
+        r"chunk_sizes\(array\(\[4\]\), 2\); pass two whole",
+    ),
+    "no parts": (lambda c: chunk_sizes(4, 0), "cannot cut 4 elements into 0 parts; parts must be at least 1"),
+    "a core's world without ranks": (lambda c: Sim(0), "a world needs at least 1 rank, got 0"),
     "a model as parameters": (lambda c: FlatParameters(MLP([2, 2])), r"FlatParameters got a value of type MLP.*\(\)"),
     "numbers as parameters": (lambda c: FlatParameters([3]), "FlatParameters got a value of type int among its"),
     "a model as flat": (lambda c: make_buckets(MLP([2, 2]), 1), r"make_buckets got a value of type MLP; pass a FlatP"),

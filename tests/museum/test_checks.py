@@ -174,7 +174,7 @@ def test_the_plan_of_the_exhibit_can_run():
 
 def test_a_split_sequence_trains_like_one_device():
     one = jobs.recorded(1, whole_sequence)
-    same(one, split_jobs.long_context()(), 1e-12)
+    same(one, split_jobs.long_context(), 1e-12)
 
 
 def whole_sequence(comm):

@@ -104,7 +104,7 @@ def test_means_of_experts_are_the_mean_over_all_rows(monkeypatch):
     monkeypatch.setattr(split_jobs, "GPTConfig", lambda *sizes, aux_loss_weight=0, **more: right(*sizes, **more))
     loop = split_jobs.loop
     monkeypatch.setattr(split_jobs, "loop", lambda *parts, **more: loop(*parts, steps=4, **more))
-    same(split_jobs.with_experts(4.0)(), recent_parallel.means_of_experts(), 1e-12)
+    same(split_jobs.with_experts(4.0), recent_parallel.means_of_experts(), 1e-12)
 
 
 right = split_jobs.GPTConfig

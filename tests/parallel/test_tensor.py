@@ -384,6 +384,16 @@ def test_tiles_join_to_the_whole_and_boxes_say_where_they_lie(data):
     assert (count == copies).all()
 
 
+def test_a_layout_has_one_dim_for_each_axis_and_two_axes_cut_one_block():
+    with pytest.raises(ValueError, match=r"^layout has 1 axes \('tp',\) but 0 dims \(\)$"):
+        Layout((4, 4), ("tp",))
+    for wrong in ({"blocks": 3}, {"padding": 1}, {"copies": 2}):
+        with pytest.raises(
+            ValueError, match=r"^a tensor cut over \('ep', 'tp'\) has one block, no padding and no copies"
+        ):
+            Layout((4, 4), ("ep", "tp"), (0, 1), **wrong)
+
+
 @each("dtype", [ml_dtypes.bfloat16, np.float16])
 @each("sequence_parallel", [False, True])
 @each("name", ["gpt", "llama"])

@@ -210,12 +210,12 @@ def made(ranks, count):
 
 
 def test_a_page_with_much_of_everything_is_below_2_mb():
-    text = page(made(4, 600), {"losses": np.random.default_rng(0).random(20_000).tolist()})
+    text = page(made(4, 800), {"losses": np.random.default_rng(0).random(20_000).tolist()})
     assert len(text.encode()) < 2_000_000
-    assert "7,200 messages and computations do not fit" in text
+    assert "9,600 messages and computations do not fit" in text
     assert 'id="space-time"' not in text
     assert "data:image/png" in text
-    text = page(made(18, 40), {})
+    text = page(made(18, 20), {})
     assert len(text.encode()) < 2_000_000
     assert "of the first 16 of 18 ranks" in text
     assert 'id="space-time"' in text

@@ -82,7 +82,7 @@ STEPPED_THROUGH = {
     "pipeline/runtime/pipeline.py",
 }
 # What is called once in a process, and then known: the package's additions to the core are found by name.
-ONCE = {"additions.py", "comm/header.py"}
+ONCE = {"additions.py"}
 
 
 def crossings(config):

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from minidist.base.arrays import dtype_name
 from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
 from minidist.base.process import usable_cores
 from minidist.base.traces import MessageEvent, SpanEvent, Trace
@@ -43,7 +44,6 @@ from minidist.comm.header import (
     NO_CHECKSUM,
     checksum_bytes,
     compare,
-    dtype_name,
     has_checksum,
     is_of_replicas,
     is_payload,

@@ -26,12 +26,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minidist.base.arrays import dtype_name
 from minidist.base.traces import MessageEvent
 from minidist.comm.buffers import OpenMessages, WorkArrays, changed, contents
 from minidist.comm.call_log import Call, CallLog
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.communicator import Claim, unlike_claims
-from minidist.comm.header import compare, dtype_name, header_of, is_of_replicas
 from minidist.comm.message_checks import OWN_TAG
 from minidist.comm.sim.watched import RunState
 from minidist.comm.tags import LocatedRequest
@@ -115,6 +115,10 @@ class CallWatch:
             and source.shape == target.shape
         ):
             return False
+
+        # Only a difference loads what explains it.
+        from minidist.comm.header import compare, header_of, is_of_replicas
+
         lines = f"{send.site}" if send.site == receive.site else f"{send.site} (sender) and {receive.site} (receiver)"
         ours, theirs = header_of(receive.comm.match_key, target), header_of(send.comm.match_key, source)
         try:

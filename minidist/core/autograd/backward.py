@@ -43,21 +43,13 @@ def backward(
 
     The graph is used up: a second backward through any node of it raises AutogradError.
     """
-    if weight_gradients not in ("now", "deferred"):
-        raise AutogradError(f"weight_gradients must be 'now' or 'deferred', not {hooks.quoted(weight_gradients)}")
     root = tensor.node
-    if root is None:
-        raise AutogradError(
-            f"backward from a tensor of shape {tensor.shape} that needs no gradient: nothing in it is trained"
-        )
+    if root is None or weight_gradients not in ("now", "deferred") or (gradient is None and tensor.size != 1):
+        hooks.operation_checks().refuse_backward(tensor, weight_gradients)
 
     # The gradient of the tensor itself: ones for a loss, checked and in the tensor's dtype otherwise.
     data = tensor.data
     if gradient is None:
-        if data.size != 1:
-            raise AutogradError(
-                f"backward from a tensor of shape {data.shape} needs gradient=; only one element can do without"
-            )
         gradient = xp.ones_like(data)
     else:
         gradient = xp.as_array(gradient.data if isinstance(gradient, Tensor) else gradient, data.dtype)
@@ -114,11 +106,9 @@ class BackwardPass:
         while todo:
             node = todo.pop()
             if node.inputs is None:
-                raise AutogradError(
-                    f"second backward through {node.name!r}: the first one freed what it saved; run the forward again"
-                )
+                hooks.operation_checks().refuse_freed(node)
             tape.append(node)
-            for source, _ in node.inputs:
+            for source, _ in node.inputs:  # type: ignore[union-attr]
                 if source not in seen:
                     seen.add(source)
                     todo.append(source)
@@ -225,8 +215,6 @@ class WeightGradStore:
 #     x ── backward_hook ── layer ── backward_hook ── y        forward ──▶
 #          [2] the layer's        [1] the layer's
 #          backward is done       backward begins               ◀── backward
-#
-# So FSDP gathers a layer's parameters in [1] and reduces their gradients in [2].
 
 
 def backward_hook(x: Tensor, hook: Callable[[BackwardPass], None], name: str = "backward hook") -> Tensor:

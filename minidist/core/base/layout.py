@@ -1,7 +1,8 @@
 """Where the pieces of a global array are, as data: nothing here knows a communicator.
 
-A strategy decides *that* a tensor is split, and a `Layout` says *how*: into chunks of nearly equal size, over which
-axis, along which dim.
+A `Layout` says how a tensor is split: over which axis of ranks, along which dim, into chunks of nearly equal size.
+
+    8 columns over 3 ranks:   | 0 1 2 | 3 4 5 | 6 7 |   sizes 3, 3, 2
 
 Proved by: tests/parallel/test_tensor.py
 """
@@ -11,18 +12,14 @@ from itertools import accumulate
 from typing import Any
 
 from minidist.core.base import hooks
-from minidist.core.base.errors import UsageError
 
 
 def chunk_sizes(total: int, parts: int) -> list[int]:
     """Sizes of `parts` consecutive chunks of `total` elements: the first `total % parts` get one more."""
-    try:
-        if parts < 1:
-            raise UsageError(f"cannot cut {total} elements into {parts} parts; parts must be at least 1")
-        quotient, remainder = divmod(total, parts)
-        return [quotient + 1] * remainder + [quotient] * (parts - remainder)
-    except TypeError:
-        raise UsageError(f"chunk_sizes({hooks.quoted(total)}, {hooks.quoted(parts)}); pass two whole numbers") from None
+    if type(total) is not int or type(parts) is not int or parts < 1:
+        hooks.limits().check_chunks(total, parts)
+    quotient, remainder = divmod(total, parts)
+    return [quotient + 1] * remainder + [quotient] * (parts - remainder)
 
 
 def offsets(sizes: list[int]) -> list[int]:
@@ -60,9 +57,5 @@ class Layout:
     ranks: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if len(self.axes) != len(self.dims):
-            raise ValueError(f"layout has {len(self.axes)} axes {self.axes} but {len(self.dims)} dims {self.dims}")
-        if len(self.axes) > 1 and (self.blocks, self.padding, self.copies) != (1, 0, 1):
-            raise ValueError(
-                f"a tensor cut over {self.axes} has one block, no padding and no copies; this layout is {self}"
-            )
+        if len(self.axes) > 1 or len(self.axes) != len(self.dims):
+            hooks.limits().check_cuts(self)

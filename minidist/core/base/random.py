@@ -66,12 +66,9 @@ def initial_weight(seed: int, name: str, shape: tuple[int, ...], law: str, scale
         values = generator.standard_normal(shape) * scale
     elif law == "uniform":
         values = (generator.random(shape) * 2 - 1) * scale
-    elif law == "constant":
-        values = np.full(shape, scale, dtype=np.float64)
     else:
-        raise ValueError(
-            f"unknown law {hooks.quoted(law)} of the initial weight {hooks.quoted(name)};"
-            " one of normal, uniform, constant"
-        )
+        if law != "constant":
+            hooks.limits().refuse_law(law, name)
+        values = np.full(shape, scale, dtype=np.float64)
     # Drawn on the host, so that a model has the same values on every device.
     return xp.to_device(values)

@@ -1,14 +1,9 @@
 """What messages are for, and the watchers of operations: what a record of a run is made of.
 
 A message is sent for a *purpose*. Closed forms are compared with the bytes of each purpose, which the `Trace` of a rank
-counts (minidist/base/traces.py). *Watchers* are told of every recorded operation, so that the tape itself only records:
-
-    record(...)                ──▶  recorded                            an operation has been made
-    track(array, purpose)      ──▶  allocated                           an array that no operation returned
-    Parameter.data             ──▶  parameter_read                      a parameter's array is read
-    a backward pass, per node  ──▶  input_gradient, weight_gradient     a product of backward is computed
-
-The class `Watcher` in minidist/base/watchers.py describes these methods.
+counts (minidist/base/traces.py). *Watchers* are told of recorded operations (`record`), other new arrays (`track`),
+reads of a parameter's array and products of backward, so that the tape itself only records. The class `Watcher` in
+minidist/base/watchers.py describes their methods.
 
 Proved by: tests/comm/test_conformance.py, tests/base/test_memory.py, tests/autograd/test_extending.py,
 tests/autograd/test_deferred_and_recorded.py
@@ -18,7 +13,6 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from minidist.core.base import hooks
-from minidist.core.base.errors import UsageError
 
 _PURPOSES = """
 gradient_reduce parameter_gather
@@ -49,9 +43,7 @@ class purpose:
 
     def __init__(self, name: str, whole: bool = False) -> None:
         if name not in PURPOSES:
-            raise UsageError(
-                f"unknown message purpose {hooks.quoted(name)}; one of {', '.join(PURPOSES)}; new_purpose adds it"
-            )
+            hooks.limits().refuse_purpose(name, PURPOSES)
         self.name, self.whole = name, whole
 
     def __enter__(self) -> None:

@@ -3,8 +3,7 @@
     broadcast   all_gather   reduce_scatter   all_reduce   all_to_all   barrier
 
 Each takes `(comm, array, ...)`, works for any number of ranks (also 1), any size (also smaller than the number of
-ranks) and unequal counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is
-chosen by name, or with `algorithm="auto"` by its cost on the communicator's links (minidist/collectives/auto.py).
+ranks) and unequal counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result.
 
 calls.py        the algorithms of each collective, the sums, and the collectives as a user calls them
 naive.py        a broadcast from the root to each rank, and the pairwise all-to-all

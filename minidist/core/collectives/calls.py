@@ -4,7 +4,7 @@
 
 An algorithm says in its own file what it sends and how long it takes (`@algorithm`, see ring.py), so that the formula
 stands above the loop that it describes. The tests compare every trace with the formulas, and `algorithm="auto"` chooses
-by the seconds.
+by the seconds on the communicator's links (minidist/collectives/auto.py).
 
 What can be wrong on one rank alone is refused by `hooks.check_call`, before a message is sent; it returns what must be
 equal on both sides of each message, by which the messages notice what differs between ranks. The return type is an

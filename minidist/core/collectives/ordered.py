@@ -22,16 +22,12 @@ from minidist.core.collectives.naive import fan
 from minidist.core.comm.communicator import PointToPoint
 
 
-def reduce_scatter_seconds(nbytes: float, ranks: int, alpha: float, beta: float, overhead: float = 0.0) -> float:
-    """Return the seconds: n-1 chunks leave one after the other without a wait in between, so one latency for all."""
-    return fan(nbytes / ranks, ranks, alpha, beta, overhead)
-
-
 @algorithm(
     "reduce_scatter",
     "ordered",
     sends=lambda sizes, rank: (len(sizes) - 1, sum(sizes) - sizes[rank]),
-    seconds=reduce_scatter_seconds,
+    # n-1 chunks leave one after the other without a wait in between, so one latency for all.
+    seconds=lambda nbytes, n, alpha, beta, overhead=0.0: fan(nbytes / n, n, alpha, beta, overhead),
 )
 def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
     """Send chunk j to rank j (`array.nbytes - chunk r` leave rank r) and add what arrives in rank order."""
@@ -67,7 +63,7 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
     "ordered",
     sends=ALGORITHMS["all_reduce"]["ring"].sends,
     seconds=lambda nbytes, n, alpha, beta, overhead=0.0: (
-        reduce_scatter_seconds(nbytes, n, alpha, beta, overhead) + (n - 1) * (alpha + beta * nbytes / n)
+        fan(nbytes / n, n, alpha, beta, overhead) + (n - 1) * (alpha + beta * nbytes / n)
     ),
 )
 def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:

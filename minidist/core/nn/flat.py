@@ -101,10 +101,8 @@ class FlatParameters:
         """
         # A stashed or gathered array may come with the padding or without it.
         if array.shape not in ((self.numel,), (self.padded_numel,)):
-            raise ShapeError(
-                f"bind: array of shape {array.shape} for {self.unit}; "
-                f"expected ({self.padded_numel},) or ({self.numel},)"
-            )
+            expected = f"({self.padded_numel},) or ({self.numel},)"
+            raise ShapeError(f"bind: array of shape {array.shape} for {self.unit}; expected {expected}")
 
         # Every parameter is a view from now on; the array that was bound before is freed when nothing else holds it.
         self._data = track(array, "parameter")

@@ -11,9 +11,6 @@ the shape (in, out).
     tokens ──▶ decoder ──▶ lm_head ──▶ logits_fn ──▶ logits          model(tokens)
                                   └──▶ loss_fn   ──▶ loss            model(tokens, targets)
 
-Where the vocabulary is split over ranks, `split_loss` of `minidist/core/parallel/tensor_parallel.py` replaces
-`loss_fn`, and `gather_logits` of `minidist/parallel/tensor/gathering.py` replaces `logits_fn`.
-
 Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py, tests/nn/test_llama.py
 """
 

@@ -1,7 +1,5 @@
 """Layers, and the multilayer perceptron: the smallest model on which every strategy can be understood and checked.
 
-PyTorch's Linear and GPT-2's Conv1D differ only in the order of the weight's dims.
-
 Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py
 """
 
@@ -97,7 +95,6 @@ class LayerNorm(Module):
 class MLP(Sequential):
     """Linear layers of the given sizes with an activation after each but the last: MLP([64, 256, 256, 10]).
 
-    A pipeline cuts between its layers, and FSDP shards them one by one.
     Parameters are called "layers.0.weight", "layers.0.bias", ...
     """
 

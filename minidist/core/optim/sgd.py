@@ -1,8 +1,8 @@
 """Stochastic gradient descent, plain and with momentum: the baseline, and the method with the least state.
 
-Plain SGD has no state; momentum is one array as large as the parameters. Sources: B. Polyak, "Some methods of speeding
-up the convergence of iteration methods" (1964), the heavy ball; I. Sutskever et al., "On the importance of
-initialization and momentum in deep learning" (ICML 2013), section 2, Nesterov's form.
+Plain SGD, w -= lr g, has no state; momentum, v = mu v + g and w -= lr v, is one array as large as the parameters.
+Sources: B. Polyak, "Some methods of speeding up the convergence of iteration methods" (1964), the heavy ball; I.
+Sutskever et al., "On the importance of initialization and momentum in deep learning" (ICML 2013), section 2, Nesterov.
 
 Where the sources differ, `SGD` is PyTorch's `torch.optim.SGD`: the learning rate multiplies the whole buffer at each
 step (the paper folds it into the buffer, which differs when the rate changes), the buffer starts as the first gradient,
@@ -55,25 +55,20 @@ class SGD(Optimizer):
             total += grad
             grad = total
 
-        # p -= lr g, or with momentum lr b
+        # b = momentum b + (1 - dampening) g, or g in the first step
         if self.momentum:
-            grad = self._average(grad, state["momentum_buffer"], product, count)
+            buffer = state["momentum_buffer"]
+            if count == 1:
+                xp.copyto(buffer, grad)
+            else:
+                buffer *= self.momentum
+                buffer += xp.multiply(grad, 1 - self.dampening, out=product) if self.dampening else grad
+            # g = b; Nesterov looks one step ahead, and has no dampening: g + momentum b
+            if self.nesterov:
+                xp.multiply(buffer, self.momentum, out=product)
+                product += grad
+            grad = product if self.nesterov else buffer
+
+        # p -= lr g
         xp.multiply(grad, lr, out=product)
         data -= product
-
-    def _average(self, grad: xp.Array, buffer: xp.Array, product: xp.Array, count: int) -> xp.Array:
-        """b = momentum b + (1 - dampening) g, or g in the first step; returns b, or g + momentum b."""
-        if count == 1:
-            xp.copyto(buffer, grad)
-        else:
-            buffer *= self.momentum
-            if self.dampening:
-                grad = xp.multiply(grad, 1 - self.dampening, out=product)
-            buffer += grad
-        if not self.nesterov:
-            return buffer
-
-        # Nesterov looks one step ahead; it has no dampening.
-        xp.multiply(buffer, self.momentum, out=product)
-        product += grad
-        return product

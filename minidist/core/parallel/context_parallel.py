@@ -22,9 +22,6 @@ many; blocks in which no query sees a key are skipped, and all ranks do the same
     contiguous   | 0 0 | 1 1 | 2 2 | 3 3 |
     zig-zag      | 0 | 1 | 2 | 3 | 3 | 2 | 1 | 0 |
 
-Whatever is indexed by position (position embeddings, rotary angles) must use these *global* positions: starting from 0
-on every rank is a known bug.
-
 A rank sends 2 (P-1) N/P h numbers forward (K and V, P-1 hops) and 2 (2P-1) N/P h backward (K, V and, P hops, their
 gradients), under purposes tensor_forward and tensor_backward.
 Sources: Liu et al., "Ring Attention", 2023; Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018,

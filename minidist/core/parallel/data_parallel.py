@@ -291,6 +291,7 @@ def equal_replicas(wrapper: Any, name: str, module: Any) -> Any:
     """Give every rank the parameters of rank 0, and return the guard of a wrapper, called `name`, of `module`."""
     guard = hooks.guard(operation_of(wrapper.reduction), wrapper.comm)
     guard.wraps(name, module, wrapper.flat, wrapper, wrapper.comm)
-    with purpose("startup"):
-        broadcast(wrapper.comm, wrapper.flat.data)
+    if wrapper.comm.size > 1:
+        with purpose("startup"):
+            broadcast(wrapper.comm, wrapper.flat.data)
     return guard

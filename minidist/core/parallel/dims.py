@@ -1,14 +1,10 @@
 """The degrees of parallelism, and the communicators that they make.
 
-    ranks = pp x dp x cp x tp, the last axis fastest            rank 5 of 8 with pp 2, dp 2, tp 2
+    ranks = pp x dp x cp x tp, the last axis fastest, see comm/mesh.py
 
-             dp 0        dp 1                                   tp {4, 5}   sends in every layer: neighbours
-          tp 0  tp 1  tp 0  tp 1                                dp {5, 7}   once per step
-    pp 0     0     1     2     3                                pp {1, 5}   once per micro-batch and stage
-    pp 1     4     5     6     7
-
-The axis that sends most has the closest ranks. An expert-parallel rank is also a data-parallel rank (it has its own
-rows), so `ep` divides `dp` and costs no ranks: dp = edp x ep. Names are Megatron's (edp: expert data parallel).
+The axis that sends most has the closest ranks: tp sends in every layer, pp once per micro-batch and stage, dp once per
+step. An expert-parallel rank is also a data-parallel rank (it has its own rows), so `ep` divides `dp` and costs no
+ranks: dp = edp x ep. Names are Megatron's (edp: expert data parallel).
 
 Proved by: tests/parallel/test_dims.py
 """

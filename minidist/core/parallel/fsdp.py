@@ -13,9 +13,8 @@ rank, where data parallelism sends 2. The gathers run in a stream: with `prefetc
 while one computes, which hides a gather that takes no longer than the computation, and costs the memory of d units.
 
 [1] and [2] are forward hooks. They mark the module's inputs and outputs on the tape, and backward calls [3] when the
-gradients of the outputs are complete and [4] when those of the inputs are. A node keeps the Parameter and not its
-array, so dropping the flat array frees the memory. Gathers and reductions have a start and a finish, so that messages
-are sent while something computes:
+gradients of the outputs are complete and [4] when those of the inputs are. Gathers and reductions have a start and a
+finish, so that messages are sent while something computes:
 
     shard ── start_gather ▶ arriving ── finish_gather ▶ whole (the module computes) ── release ▶ shard
     whole gradient ── start_reduce ▶ in flight ── finish_reduce ▶ added to the shard's gradient

@@ -28,8 +28,7 @@ With the vocabulary split, no rank ever holds the logits of all words:
 
 A look-up gives, on each rank, the rows of its words and zeros for the others; the sum over ranks is the embedding.
 The loss of a token needs three numbers that depend on all words; three all-reduces of (batch x T) numbers replace the
-all-gather of (batch x T x V): [1] the largest logit, [2] the target's logit, [3] the sum of the exponentials. Backward
-needs none. The padding is not a word: its logits count as minus infinity, and its rows stay zero.
+all-gather of (batch x T x V). The padding is not a word: its logits count as minus infinity, and its rows stay zero.
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3 and appendix (padding). The names of the borders are
 Megatron-LM's; those that gather are in `minidist/parallel/tensor`.
@@ -355,8 +354,9 @@ def shard_words(whole: Parameter, context: ShardContext) -> Parameter:
 
 
 def split_loss(model: Any, context: ShardContext, name: str, *, vocab_size: int) -> Any:
-    """Return a language model whose loss is computed from split logits; without targets it returns these."""
+    """Return a language model whose loss is computed from split logits; without targets a hook may gather them."""
     model.loss_fn = partial(vocab_parallel_cross_entropy, comm=context.comm, vocab_size=vocab_size)
+    model.logits_fn = hooks.gather_logits(context.comm, vocab_size) or model.logits_fn
     return model
 
 

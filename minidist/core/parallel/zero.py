@@ -12,8 +12,7 @@ A shard begins at a multiple of `alignment` elements, and the padding is at the 
 block of the gradient norm, no block crosses from one rank to another, and the norm has the same bits as on one device.
 
 So stage 1 sends what data parallelism sends, and the padding. It keeps the whole gradient on each rank and reduces it
-once per step. Stage 2 keeps only the gradient of the shard and reduces in every micro-batch, bucket by bucket while
-backward runs; the memory of a bucket is freed as soon as the bucket is reduced.
+once per step. Stage 2 keeps only the gradient of the shard and reduces in every micro-batch, see `ShardReducer`.
 
 Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", SC 2020, section 5.
 

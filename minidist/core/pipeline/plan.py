@@ -20,9 +20,6 @@ overlap: (1F4;2B1)OVERLAP_F_B. The grammar is the one of torch.distributed.pipel
     1F1 → 1RECV_F1 .. 1F1 1SEND_F1      for every neighbour on another rank
     0B3 → 0B3 0REDUCE_GRAD              directly after a stage's last B or W, where a step has one update
 
-RECV posts a receive into a fresh buffer; the F, I or B that needs it waits. SEND does not block. A stage posts one
-receive per neighbour ahead of use, so its buffers can be counted.
-
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 

@@ -57,19 +57,19 @@ class Group:
 class DataAxis:
     """Parameters that lie whole on this rank, with their optimizer: one rank alone. The base class of the others.
 
-    model: what a forward pass calls. reducers, shards: of its units, where gradients are reduced or sharded. each:
-    backward reduces them in every micro-batch (ZeRO 2 and 3), not once in a step.
+    model: what a forward pass calls. group: of the parameters; None where no other rank has a part in them. place: this
+    rank on the axis. reducers, shards: of its units, where gradients are reduced or sharded. each: backward reduces
+    them in every micro-batch (ZeRO 2 and 3), not once in a step.
     """
 
     reducers: Sequence[GradientReducer] = ()
     shards: Sequence[Shard] = ()
     each = False
 
-    def __init__(
-        self, flats: list[FlatParameters], optimizer: Any, model: Any = None, stage: int = 0, experts: bool = False
-    ) -> None:
+    def __init__(self, flats: list[FlatParameters], optimizer: Any, model: Any, group: Group | None = None) -> None:
         self.flats, self.optimizer, self.model = flats, optimizer, model
-        self.stage, self.experts = stage, experts
+        self.stage, self.experts = (0, False) if group is None else (group.stage, group.experts)
+        self.place = None if group is None else group.comm
 
     def zero_grad(self) -> None:
         """Clear the gradients of the previous step."""
@@ -92,7 +92,7 @@ class Replicated(DataAxis):
             group.module, group.comm, reduction="sum", flat=flat, algorithm=group.reduction, **group.options
         )
         self.reducers = [self.parallel.reducer]
-        super().__init__([flat], optimizer, self.parallel, group.stage, group.experts)
+        super().__init__([flat], optimizer, self.parallel, group)
 
 
 class ShardedOptimizer(DataAxis):
@@ -100,8 +100,6 @@ class ShardedOptimizer(DataAxis):
 
     def __init__(self, task: Task, group: Group) -> None:
         kind, settings = task.optimizer(group)
-        # The module, for the running statistics of its batch norms; experts have theirs on other ranks.
-        module = None if group.experts else group.module
         self.zero = ZeroOptimizer(
             group.parameters,
             kind,
@@ -109,12 +107,13 @@ class ShardedOptimizer(DataAxis):
             stage=group.zero,
             reduction="sum",
             algorithm=group.reduction,
-            module=module,
+            # For the running statistics of its batch norms; experts have theirs on other ranks.
+            module=None if group.experts else group.module,
             **group.options,
             **settings,
         )
         self.reducers, self.shards, self.each = [self.zero.reducer], [self.zero.shard], group.zero == 2
-        super().__init__([self.zero.flat], self.zero.optimizer, group.module, group.stage, group.experts)
+        super().__init__([self.zero.flat], self.zero.optimizer, group.module, group)
 
     def step(self) -> None:
         self.zero.step()
@@ -137,8 +136,7 @@ class FullySharded(DataAxis):
         self.shards = [unit.shard for unit in self.units]
         kind, settings = task.optimizer(group)
         optimizer = kind([piece for shard in self.shards for piece in shard.slices()], **settings)
-        flats = [shard.flat for shard in self.shards]
-        super().__init__(flats, optimizer, group.module, group.stage, group.experts)
+        super().__init__([shard.flat for shard in self.shards], optimizer, group.module, group)
 
 
 def unit_modules(module: Any, tied: Collection[str] = ()) -> list[Module]:

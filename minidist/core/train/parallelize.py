@@ -13,11 +13,7 @@ that is why a tensor-parallel plan can use the whole model's names although the 
 Gradients are finished from the inside outwards: shards and norms while backward runs (2, 3), then replicas of a tied
 weight on two stages (5), then the data axis (6); with ZeRO 2 and 3 the data axis comes first, in every micro-batch.
 
-The loop is the same code on one rank, on simulated ranks and in MPI processes. In each step
-
-    1  forward and backward of this rank's micro-batches; gradients are sent while backward runs
-    2  the loss of the step, summed over all micro-batches in their global order
-    3  the optimizer
+The loop is the same code on one rank, on simulated ranks and in MPI processes; strategy.py has the phases of its step.
 
 Proved by: tests/train/test_core_runs.py, tests/train/test_axes.py, tests/train/test_pipelines.py,
 tests/equality/test_equality.py

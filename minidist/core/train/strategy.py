@@ -7,12 +7,8 @@
 Without a pipeline each data-parallel rank runs its own micro-batches through the model. Gradients are added on this
 rank until the last one, in which buckets are reduced over the data axis; ZeRO 2 and 3 reduce in each.
 
-In a pipeline a rank runs its stages by a plan, and each stage has its data axes:
-
-    stage 0   rank 0   data axis of stage 0 ── other pipelines' stage 0, with other rows
-    stage 1   rank 1   data axis of stage 1 ── other pipelines' stage 1
-
-Tensor, context and expert parallelism are inside the model: its layers send their messages.
+In a pipeline a rank runs its stages by a plan, and each stage has its data axes, with the replicas of that stage in the
+other pipelines. Tensor, context and expert parallelism are inside the model: its layers send their messages.
 
 Proved by: tests/train/test_axes.py, tests/train/test_sharded.py, tests/train/test_pipelines.py
 """

@@ -3,9 +3,8 @@
     micro-batch number       0  1  2  3 | 4  5  6  7       the i-th of the m of replica r has the number r m + i,
     replica (dp rank)            0      |      1           on every rank and in every layout
 
-A loss is divided by the rows or tokens of the whole step, so the sum over all micro-batches is the mean. The losses of
-all ranks are gathered and added in their global order, and not all-reduced, so that the sum has the same digits
-everywhere.
+A loss is divided by the rows or tokens of the whole step, so the sum over all micro-batches is the mean. `global_loss`
+adds them in their global order.
 
 How the ranks of a job share its model and its batch: a degree for each axis, and what is chosen on each of them.
 

@@ -16,8 +16,8 @@ slower, and bits depend on their number. `minidist.base.process.tune_process(n)`
 """
 
 from minidist.base.process import tune_process
+from minidist.course.lesson.catalogue import names
 from minidist.course.lesson.checker import Result, check, examine
-from minidist.course.lesson.exercise import names
 from minidist.course.lesson.expect import expect
 from minidist.course.lesson.headings import print_headings
 from minidist.course.lesson.prediction import predict

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from minidist.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.comm import call_site
 from minidist.course.lesson import mpi_leg
-from minidist.course.lesson.exercise import find
+from minidist.course.lesson.catalogue import find
 from minidist.course.lesson.judge import Request, Verdict
 from minidist.course.lesson.runner import SEED, Limits, environment, start_main
 from minidist.course.lesson.solutions import count

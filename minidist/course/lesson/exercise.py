@@ -5,19 +5,15 @@ Its solution is not here: see solutions.py. Par, what the solution needs on a ca
 Proved by: tests/lesson/test_checker.py, tests/lesson/test_exercises.py
 """
 
-import importlib
-import pkgutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import quoted
 from minidist.base.traces import Trace
 from minidist.comm.sim.links import LinkModel
-from minidist.course.lesson.numbers import current
 from minidist.course.lesson.one_rank import Task
 from minidist.course.lesson.plain import form
 
@@ -155,6 +151,8 @@ class Exercise:
     - par: the case on which par is printed.
     - functions: their names in a submission, where it does not pass them to `check`. adapter: makes of a
       submission's names the function that is judged.
+    - hints: by default those that hints.toml has for its name. for_hints: functions that these name, by name, in
+      addition to those of the exercise's file.
     - communicates: False for one rank alone.
     - generator: the answer, or one of its `functions`, may be a generator function; that of other exercises may not.
     """
@@ -164,6 +162,7 @@ class Exercise:
     par: Case
     expected: Callable[[Case], Sequence[Any]] = lambda case: ()
     hints: tuple[Hint, ...] = ()
+    for_hints: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     setup: Callable[..., tuple[Any, ...]] | None = None
     answer: Callable[[tuple[Any, ...], Any], Any] = lambda arguments, returned: returned
     check_answers: Callable[[Case, Sequence[Any]], str] | None = None
@@ -277,33 +276,3 @@ def short(array: np.ndarray) -> str:
     return np.array2string(array.reshape(-1), precision=4, threshold=SHOWN, edgeitems=3, separator=", ").replace(
         "\n", ""
     )
-
-
-@cache
-def exercises(folder: str = "exercises") -> dict[str, Exercise]:
-    """Return name -> exercise, from all files of exercises/, of assignments/ (what courses ask for) or of puzzles/."""
-    package = importlib.import_module(f"minidist.course.lesson.{folder}")
-    table = {}
-    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
-        for exercise in importlib.import_module(f"{package.__name__}.{info.name}").EXERCISES:
-            table[exercise.name] = exercise
-    return table
-
-
-def names() -> list[str]:
-    """Return the names of all exercises."""
-    return list(exercises())
-
-
-def find(name: str) -> Exercise:
-    """Return the exercise, also by a name that it had before.
-
-    Raises UsageError, with the names that exist, when there is none.
-    """
-    name = current(name)
-    # The puzzles have a list that people look at: `minidist puzzle`.
-    table = exercises("puzzles") if name.startswith("puzzle.") else {**exercises(), **exercises("assignments")}
-    if name not in table:
-        near = nearest(name, table) or f"; there are {', '.join(table)}"
-        raise UsageError(f"there is no exercise {name!r}{near}")
-    return table[name]

@@ -21,7 +21,8 @@ from typing import Any
 
 from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.read_file import parse_json
-from minidist.course.lesson.exercise import Exercise, exercises
+from minidist.course.lesson.catalogue import exercises
+from minidist.course.lesson.exercise import Exercise
 from minidist.course.lesson.judge import Request, Verdict, judge
 from minidist.course.lesson.numbers import current
 from minidist.course.lesson.runner import Limits, start_server

@@ -17,7 +17,8 @@ from multiprocessing.connection import Connection
 
 from minidist.base.traces import Trace
 from minidist.course.lesson.answer_process import Answer
-from minidist.course.lesson.exercise import METRICS, Case, Exercise, Failure, Least, exercises, find
+from minidist.course.lesson.catalogue import exercises, find
+from minidist.course.lesson.exercise import METRICS, Case, Exercise, Failure, Least
 from minidist.course.lesson.hints import hint_for
 from minidist.course.lesson.mpi_leg import run_under_mpi
 from minidist.course.lesson.par import Par, par_of

@@ -13,7 +13,8 @@ from typing import Any
 
 from minidist.base.read_file import parse_json
 from minidist.core.base.errors import UsageError
-from minidist.course.lesson.exercise import Case, Exercise, find
+from minidist.course.lesson.catalogue import find
+from minidist.course.lesson.exercise import Case, Exercise
 
 TABLE = Path(__file__).with_name("par.json")
 COLUMNS = ("bytes", "messages", "time", "memory")

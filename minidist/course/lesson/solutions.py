@@ -21,7 +21,8 @@ from typing import Any
 
 from minidist.core.base.errors import UsageError
 from minidist.course import progress
-from minidist.course.lesson.exercise import Exercise, find
+from minidist.course.lesson.catalogue import find
+from minidist.course.lesson.exercise import Exercise
 from minidist.course.lesson.numbers import number_of
 
 PREFIX = "solutions_"  # of the names of the modules

@@ -12,7 +12,7 @@ from typing import Any
 
 from minidist.base.extras import extra
 from minidist.course.lesson.build import tidy
-from minidist.course.lesson.exercise import exercises
+from minidist.course.lesson.catalogue import exercises
 from minidist.course.lesson.handout import without_solutions
 from minidist.course.lesson.numbers import number_of
 from minidist.course.lesson.runner import SEED

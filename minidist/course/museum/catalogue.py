@@ -1,7 +1,4 @@
-"""The list of all exhibits, in the order of their numbers: catalogue.toml.
-
-Proved by: tests/museum/test_museum.py
-"""
+"""The list of all exhibits, in the order of their numbers: catalogue.toml."""
 
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,4 @@
-"""An exhibit is data: a patch that injects the bug, its story, a small job that shows it, and the tests that catch it.
-
-Proved by: tests/museum/test_museum.py
-"""
+"""An exhibit is data: a patch that injects the bug, its story, a small job that shows it, and tests that catch it."""
 
 import builtins
 import importlib

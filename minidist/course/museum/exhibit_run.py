@@ -1,7 +1,4 @@
-"""One run of an exhibit: the same job with the bug and without it, the difference, and the tests that catch it.
-
-Proved by: tests/museum/test_museum.py
-"""
+"""One run of an exhibit: the same job with the bug and without it, the difference, and the tests that catch it."""
 
 import textwrap
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,4 @@
-"""Bugs of gradients: which are summed, over which ranks, how often, and by what they are divided.
-
-Proved by: tests/museum/test_museum.py
-"""
+"""Bugs of gradients: which are summed, over which ranks, how often, and by what they are divided."""
 
 import contextlib
 from typing import Any

@@ -2,12 +2,10 @@
 
 A bug of a user's program (a divisor, a seed, a missing wait) is injected here too: exhibits replace the functions above
 the programs.
-
-Proved by: tests/museum/test_museum.py
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 
 import numpy as np
@@ -169,6 +167,19 @@ def recorded(ranks: int, main: Callable[[Comm], tuple[list[float], Tensors]], **
     return Recording(results[0][0], [seen for _, seen in results])
 
 
+def on_ranks(ranks: int, **world: Any) -> Callable[[Callable[..., Any]], Callable[..., Recording]]:
+    """Make of a rank's program a job that runs it on simulated ranks; its arguments are those that follow comm."""
+
+    def job_of(program: Callable[..., tuple[list[float], Tensors]]) -> Callable[..., Recording]:
+        @wraps(program)
+        def job(*arguments: Any, **settings: Any) -> Recording:
+            return recorded(ranks, lambda comm: program(comm, *arguments, **settings), **world)
+
+        return job
+
+    return job_of
+
+
 def summed(comm: Comm) -> Callable[[float], float]:
     """Return a function that sums a number over all ranks."""
 
@@ -264,41 +275,35 @@ def replicas(ranks: int = 3, masked: float = 0.0, ragged: bool = True, averaged:
     return recorded(ranks, main)
 
 
-def grid() -> Recording:
+@on_ranks(4)
+def grid(comm: Comm) -> tuple[list[float], Tensors]:
     """Train on a mesh of dp 2 x tp 2: the coordinate on dp selects the rows, and mesh["dp"] sums the gradients."""
-
-    def main(comm: Comm) -> tuple[list[float], Tensors]:
-        mesh = init_device_mesh(comm, (2, 2), ("dp", "tp"))
-        model = DistributedDataParallel(mlp(), mesh["dp"], reduction="sum")
-        mine = np.array_split(np.arange(12), 2)[mesh.coordinate[0]]
-        return loop(model, loss_on_points(model, mine), model.flat, total=summed(mesh["dp"]))
-
-    return recorded(4, main)
+    mesh = init_device_mesh(comm, (2, 2), ("dp", "tp"))
+    model = DistributedDataParallel(mlp(), mesh["dp"], reduction="sum")
+    mine = np.array_split(np.arange(12), 2)[mesh.coordinate[0]]
+    return loop(model, loss_on_points(model, mine), model.flat, total=summed(mesh["dp"]))
 
 
-def accumulating() -> Recording:
+@on_ranks(1)
+def accumulating(comm: Comm) -> tuple[list[float], Tensors]:
     """Train one rank with four micro-batches of texts of different lengths per step: a mean over all tokens."""
     counts = (8, 2, 5, 1)
+    model = GPT(GPTConfig(WORDS, LENGTH, 16, 1, 2), dtype=np.float32, seed=3)
+    flat = FlatParameters(model.parameters())
 
-    def main(comm: Comm) -> tuple[list[float], Tensors]:
-        model = GPT(GPTConfig(WORDS, LENGTH, 16, 1, 2), dtype=np.float32, seed=3)
-        flat = FlatParameters(model.parameters())
+    def loss_of(step: int) -> Tensor:
+        inputs, targets = tokens(step, len(counts))
+        total = 0.0
+        # Each text is backpropagated alone; gradients add up in `flat`.
+        for number, count in enumerate(counts):
+            row = slice(number, number + 1)
+            loss = model(inputs[row, :count], targets[row, :count], divisor_of_micro_batch(counts, number))
+            loss.backward()
+            total += loss.item()
+            after_micro_batch(flat, len(counts))
+        return Tensor(np.float32(total))
 
-        def loss_of(step: int) -> Tensor:
-            inputs, targets = tokens(step, len(counts))
-            total = 0.0
-            # Each text is backpropagated alone; gradients add up in `flat`.
-            for number, count in enumerate(counts):
-                row = slice(number, number + 1)
-                loss = model(inputs[row, :count], targets[row, :count], divisor_of_micro_batch(counts, number))
-                loss.backward()
-                total += loss.item()
-                after_micro_batch(flat, len(counts))
-            return Tensor(np.float32(total))
-
-        return loop(model, loss_of, flat, lr=0.1)
-
-    return recorded(1, main)
+    return loop(model, loss_of, flat, lr=0.1)
 
 
 class Branch(Module):
@@ -312,15 +317,12 @@ class Branch(Module):
         return self.head(self.trunk(x))  # type: ignore[no-any-return]
 
 
-def branches() -> Recording:
+@on_ranks(2)
+def branches(comm: Comm) -> tuple[list[float], Tensors]:
     """Train two replicas; parameters that are not used take part in the sum as zeros."""
-
-    def main(comm: Comm) -> tuple[list[float], Tensors]:
-        model = DistributedDataParallel(Branch(), comm, reduction="sum", find_unused_parameters=True)
-        mine = np.array_split(np.arange(12), 2)[comm.rank]
-        return loop(model, loss_on_points(model, mine), model.flat, total=summed(comm))
-
-    return recorded(2, main)
+    model = DistributedDataParallel(Branch(), comm, reduction="sum", find_unused_parameters=True)
+    mine = np.array_split(np.arange(12), 2)[comm.rank]
+    return loop(model, loss_on_points(model, mine), model.flat, total=summed(comm))
 
 
 class Twice(Module):
@@ -335,84 +337,66 @@ class Twice(Module):
         return self.head(relu(self.tied(relu(self.tied(hidden)))))  # type: ignore[no-any-return]
 
 
-def deferred_weight_gradients() -> Recording:
+@on_ranks(1)
+def deferred_weight_gradients(comm: Comm) -> tuple[list[float], Tensors]:
     """Train with weight gradients computed after the whole backward pass, as in zero-bubble schedules."""
+    model = Twice()
+    flat = FlatParameters(model.parameters())
 
-    def main(comm: Comm) -> tuple[list[float], Tensors]:
-        model = Twice()
-        flat = FlatParameters(model.parameters())
+    def loss_of(step: int) -> Tensor:
+        loss = loss_on_points(model)(step)
+        later = loss.backward(weight_gradients="deferred")
+        assert later is not None
+        later.run()
+        return loss.detach()
 
-        def loss_of(step: int) -> Tensor:
-            loss = loss_on_points(model)(step)
-            later = loss.backward(weight_gradients="deferred")
-            assert later is not None
-            later.run()
-            return loss.detach()
-
-        return loop(model, loss_of, flat)
-
-    return recorded(1, main)
+    return loop(model, loss_of, flat)
 
 
-def twice_used() -> Recording:
+@on_ranks(1)
+def twice_used(comm: Comm) -> tuple[list[float], Tensors]:
     """Train the same model with the ordinary backward pass."""
-
-    def main(comm: Comm) -> tuple[list[float], Tensors]:
-        model = Twice()
-        return loop(model, loss_on_points(model), FlatParameters(model.parameters()))
-
-    return recorded(1, main)
+    model = Twice()
+    return loop(model, loss_on_points(model), FlatParameters(model.parameters()))
 
 
-def exchange() -> Recording:
+@on_ranks(3, eager_bytes=64)
+def exchange(comm: Comm) -> tuple[list[float], Tensors]:
     """Send every rank's number to the next rank."""
-
-    def main(comm: Comm) -> tuple[list[float], Tensors]:
-        number, got = np.array([float(comm.rank)]), np.empty(1)
-        received = comm.irecv(got, (comm.rank - 1) % comm.size)
-        sent = comm.isend(number, partner_of(comm.rank, comm.size))
-        for request in waits_for(sent, received):
-            comm.wait(request)
-        return [], {"numbers": {"from the left": got}}
-
-    return recorded(3, main, eager_bytes=64)
+    number, got = np.array([float(comm.rank)]), np.empty(1)
+    received = comm.irecv(got, (comm.rank - 1) % comm.size)
+    sent = comm.isend(number, partner_of(comm.rank, comm.size))
+    for request in waits_for(sent, received):
+        comm.wait(request)
+    return [], {"numbers": {"from the left": got}}
 
 
-def half_of_the_loss() -> Recording:
+@on_ranks(1)
+def half_of_the_loss(comm: Comm) -> tuple[list[float], Tensors]:
     """Train a float32 MLP whose loss is multiplied by a NumPy scalar."""
-
-    def main(comm: Comm) -> tuple[list[float], Tensors]:
-        model = mlp()
-        whole = loss_on_points(model)
-        return loop(model, lambda step: whole(step) * np.float64(0.5), FlatParameters(model.parameters()))
-
-    return recorded(1, main)
+    model = mlp()
+    whole = loss_on_points(model)
+    return loop(model, lambda step: whole(step) * np.float64(0.5), FlatParameters(model.parameters()))
 
 
-def half_of_the_gradient() -> Recording:
+@on_ranks(2)
+def half_of_the_gradient(comm: Comm) -> tuple[list[float], Tensors]:
     """Halve a gradient on rank 0 and send it to rank 1, which has a float32 buffer for it."""
-
-    def main(comm: Comm) -> tuple[list[float], Tensors]:
-        buffer = np.zeros(4, np.float32)
-        if comm.rank == 0:
-            comm.send(scaled(np.arange(4, dtype=np.float32)), 1)
-        else:
-            comm.recv(buffer, 0)
-        return [], {"numbers": {"gradient": buffer}}
-
-    return recorded(2, main)
+    buffer = np.zeros(4, np.float32)
+    if comm.rank == 0:
+        comm.send(scaled(np.arange(4, dtype=np.float32)), 1)
+    else:
+        comm.recv(buffer, 0)
+    return [], {"numbers": {"gradient": buffer}}
 
 
-def sums() -> Recording:
+@on_ranks(4)
+def sums(comm: Comm) -> tuple[list[float], Tensors]:
     """Run three steps with a sum over four ranks in each."""
-
-    def main(comm: Comm) -> tuple[list[float], Tensors]:
-        losses = []
-        for step in range(3):
-            loss = np.array([comm.rank + 10.0 * step])
-            if takes_part(comm.rank, step):
-                all_reduce(comm, loss)
-            losses.append(float(loss[0]))
-        return losses, {}
-
-    return recorded(4, main)
+    losses = []
+    for step in range(3):
+        loss = np.array([comm.rank + 10.0 * step])
+        if takes_part(comm.rank, step):
+            all_reduce(comm, loss)
+        losses.append(float(loss[0]))
+    return losses, {}

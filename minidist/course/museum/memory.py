@@ -1,7 +1,4 @@
-"""Bugs of memory: what is sharded, freed, recomputed or saved.
-
-Proved by: tests/museum/test_museum.py
-"""
+"""Bugs of memory: what is sharded, freed, recomputed or saved."""
 
 from contextlib import nullcontext
 from importlib import import_module

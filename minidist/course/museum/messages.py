@@ -1,7 +1,4 @@
-"""Bugs of messages: what is never waited for, never received, never joined in, or received as something else.
-
-Proved by: tests/museum/test_museum.py
-"""
+"""Bugs of messages: what is never waited for, never received, never joined in, or received as something else."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""Bugs of pipelines: buffers of micro-batches, the order of actions, and weights that two stages share.
-
-Proved by: tests/museum/test_museum.py
-"""
+"""Bugs of pipelines: buffers of micro-batches, the order of actions, and weights that two stages share."""
 
 from typing import Any
 
@@ -109,24 +106,21 @@ def weights_of(pipe: Pipeline) -> dict[str, Array]:
     return {p.name: p.data.copy() for flat in pipe.flats for p in flat.parameters}
 
 
-def ragged() -> Recording:
+@jobs.on_ranks(2)
+def ragged(comm: Comm) -> Any:
     """Train a pipeline of two stages; the last of three micro-batches has one row, the others two."""
-
-    def main(comm: Comm) -> Any:
-        pipe = two_stages(comm, get_schedule("1f1b").plan(2, 3), 5)
-        optimizers = [SGD(flat, lr=0.3) for flat in pipe.flats]
-        losses = []
-        for step in range(jobs.STEPS):
-            pipe.zero_grad()
-            inputs, targets = jobs.tokens(step, 5)
-            # 5 rows: the last micro-batch has one, the others two.
-            cut = [slice(0, 2), slice(2, 4), slice(4, 5)]
-            losses.append(sum(pipe.step([inputs[c] for c in cut], [targets[c] for c in cut])))
-            for optimizer in optimizers:
-                optimizer.step()
-        return losses, {"weights": weights_of(pipe)}
-
-    return jobs.recorded(2, main)
+    pipe = two_stages(comm, get_schedule("1f1b").plan(2, 3), 5)
+    optimizers = [SGD(flat, lr=0.3) for flat in pipe.flats]
+    losses = []
+    for step in range(jobs.STEPS):
+        pipe.zero_grad()
+        inputs, targets = jobs.tokens(step, 5)
+        # 5 rows: the last micro-batch has one, the others two.
+        cut = [slice(0, 2), slice(2, 4), slice(4, 5)]
+        losses.append(sum(pipe.step([inputs[c] for c in cut], [targets[c] for c in cut])))
+        for optimizer in optimizers:
+            optimizer.step()
+    return losses, {"weights": weights_of(pipe)}
 
 
 class OverflowsOnRank0(Pipeline):
@@ -141,19 +135,16 @@ class OverflowsOnRank0(Pipeline):
             self.flats[0].grad[0] = np.inf
 
 
-def overflows() -> Recording:
+@jobs.on_ranks(2)
+def overflows(comm: Comm) -> Any:
     """Train a pipeline of two stages that steps before the norm is known; the second step overflows on one of them."""
-
-    def main(comm: Comm) -> Any:
-        pipe = two_stages(comm, get_schedule("zb-h1").plan(2, 2), 4, OverflowsOnRank0)
-        # No wait for the norm: a step is made at once, and reverted when an overflow becomes known.
-        trainer = PostValidation(pipe, lambda flat: SGD(flat, lr=0.3))
-        for step in range(jobs.STEPS):
-            inputs, targets = jobs.tokens(step, 4)
-            trainer.step([inputs[:2], inputs[2:]], [targets[:2], targets[2:]])
-        return [sum(outcome.losses) for outcome in trainer.finish()], {"weights": weights_of(pipe)}
-
-    return jobs.recorded(2, main)
+    pipe = two_stages(comm, get_schedule("zb-h1").plan(2, 2), 4, OverflowsOnRank0)
+    # No wait for the norm: a step is made at once, and reverted when an overflow becomes known.
+    trainer = PostValidation(pipe, lambda flat: SGD(flat, lr=0.3))
+    for step in range(jobs.STEPS):
+        inputs, targets = jobs.tokens(step, 4)
+        trainer.step([inputs[:2], inputs[2:]], [targets[:2], targets[2:]])
+    return [sum(outcome.losses) for outcome in trainer.finish()], {"weights": weights_of(pipe)}
 
 
 def why_rejected(text: str) -> str:

@@ -16,7 +16,7 @@ from minidist.core.nn import GPT, GPTConfig
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.pipeline.runtime import split_model
 from minidist.course.museum import jobs
-from minidist.course.museum.exhibit import Patch, Recording, replaces
+from minidist.course.museum.exhibit import Patch, replaces
 from minidist.course.museum.pipelines import weights_of
 from minidist.job.train import recipe, trainer
 from minidist.job.train.strategies.pipeline import PipelineParallel
@@ -58,88 +58,76 @@ def small_gpt() -> Any:
     return GPT(GPTConfig(jobs.WORDS, jobs.LENGTH, 8, 2, 2), dtype=np.float64, seed=3)
 
 
-def pipeline_rounds() -> Recording:
+@jobs.on_ranks(2)
+def pipeline_rounds(comm: Comm) -> Any:
     """Train two stages for three steps, of two rounds of two micro-batches each."""
-
-    def main(comm: Comm) -> Any:
-        plan = get_schedule("1f1b").plan(2, MICRO_BATCHES)
-        stages, tied = split_model(small_gpt(), plan.stages, plan.stages_of(comm.rank))
-        divisor = divisor_in_pipeline(jobs.LENGTH)
-        pipe = Pipeline(comm, plan, stages, lambda y, t: cross_entropy(y, t, divisor), tied=tied)
-        optimizers = [SGD(flat, lr=0.3) for flat in pipe.flats]
-        losses, gradients = [], {}
-        for step in range(3):
-            pipe.zero_grad()
-            inputs, targets = jobs.tokens(step, ROUNDS * MICRO_BATCHES)
-            total = 0.0
-            for first in range(0, len(inputs), MICRO_BATCHES):
-                rows = [slice(row, row + 1) for row in range(first, first + MICRO_BATCHES)]
-                total += sum(pipe.step([inputs[r] for r in rows], [targets[r] for r in rows]))
-                after_round(pipe.flats)
-            losses.append(total * divisor / (jobs.LENGTH * len(inputs)))
-            if step == 0:
-                gradients = {p.name: np.array(p.grad) for flat in pipe.flats for p in flat.parameters}
-            for optimizer in optimizers:
-                optimizer.step()
-        return losses, {"gradients": gradients, "weights": weights_of(pipe)}
-
-    return jobs.recorded(2, main)
+    plan = get_schedule("1f1b").plan(2, MICRO_BATCHES)
+    stages, tied = split_model(small_gpt(), plan.stages, plan.stages_of(comm.rank))
+    divisor = divisor_in_pipeline(jobs.LENGTH)
+    pipe = Pipeline(comm, plan, stages, lambda y, t: cross_entropy(y, t, divisor), tied=tied)
+    optimizers = [SGD(flat, lr=0.3) for flat in pipe.flats]
+    losses, gradients = [], {}
+    for step in range(3):
+        pipe.zero_grad()
+        inputs, targets = jobs.tokens(step, ROUNDS * MICRO_BATCHES)
+        total = 0.0
+        for first in range(0, len(inputs), MICRO_BATCHES):
+            rows = [slice(row, row + 1) for row in range(first, first + MICRO_BATCHES)]
+            total += sum(pipe.step([inputs[r] for r in rows], [targets[r] for r in rows]))
+            after_round(pipe.flats)
+        losses.append(total * divisor / (jobs.LENGTH * len(inputs)))
+        if step == 0:
+            gradients = {p.name: np.array(p.grad) for flat in pipe.flats for p in flat.parameters}
+        for optimizer in optimizers:
+            optimizer.step()
+    return losses, {"gradients": gradients, "weights": weights_of(pipe)}
 
 
-def windows() -> Recording:
+@jobs.on_ranks(1)
+def windows(comm: Comm) -> Any:
     """Train with windows of four micro-batches; every other window is the last one of an epoch, and has two."""
+    model = jobs.mlp()
 
-    def main(comm: Comm) -> Any:
-        model = jobs.mlp()
+    def loss_of(step: int) -> Tensor:
+        count, total = WINDOW if step % 2 == 0 else WINDOW // 2, 0.0
+        inputs, labels = jobs.points(step, 3 * count)
+        for rows in np.array_split(np.arange(3 * count), count):
+            outputs = model(Tensor(inputs[rows]))
+            loss = cross_entropy(outputs, labels[rows], divisor=3 * divisor_of_window(count))
+            loss.backward()
+            total += loss.item()
+        return Tensor(np.float32(total))
 
-        def loss_of(step: int) -> Tensor:
-            count, total = WINDOW if step % 2 == 0 else WINDOW // 2, 0.0
-            inputs, labels = jobs.points(step, 3 * count)
-            for rows in np.array_split(np.arange(3 * count), count):
-                outputs = model(Tensor(inputs[rows]))
-                loss = cross_entropy(outputs, labels[rows], divisor=3 * divisor_of_window(count))
-                loss.backward()
-                total += loss.item()
-            return Tensor(np.float32(total))
-
-        return jobs.loop(model, loss_of, FlatParameters(model.parameters()), steps=6)
-
-    return jobs.recorded(1, main)
+    return jobs.loop(model, loss_of, FlatParameters(model.parameters()), steps=6)
 
 
-def validation() -> Recording:
+@jobs.on_ranks(1)
+def validation(comm: Comm) -> Any:
     """Train four steps, and compute the loss on three batches in which different numbers of labels count."""
-
-    def main(comm: Comm) -> Any:
-        model = jobs.mlp()
-        flat = FlatParameters(model.parameters())
-        losses, seen = jobs.loop(model, jobs.loss_on_points(model), flat, steps=4)
-        sums, counts = [], []
-        with no_grad():
-            for batch, counted in enumerate((1, 9, 5)):
-                inputs, labels = jobs.points(100 + batch)
-                labels[counted:] = -100
-                sums.append(cross_entropy(model(Tensor(inputs)), labels, divisor=1.0).item())
-                counts.append(counted)
-        return losses, {**seen, "validation": {"loss": np.array([mean_over_batches(sums, counts)])}}
-
-    return jobs.recorded(1, main)
+    model = jobs.mlp()
+    flat = FlatParameters(model.parameters())
+    losses, seen = jobs.loop(model, jobs.loss_on_points(model), flat, steps=4)
+    sums, counts = [], []
+    with no_grad():
+        for batch, counted in enumerate((1, 9, 5)):
+            inputs, labels = jobs.points(100 + batch)
+            labels[counted:] = -100
+            sums.append(cross_entropy(model(Tensor(inputs)), labels, divisor=1.0).item())
+            counts.append(counted)
+    return losses, {**seen, "validation": {"loss": np.array([mean_over_batches(sums, counts)])}}
 
 
-def clipped() -> Recording:
+@jobs.on_ranks(1)
+def clipped(comm: Comm) -> Any:
     """Train one rank with gradients that are clipped to a norm of 0.1."""
+    model = jobs.mlp()
 
-    def main(comm: Comm) -> Any:
-        model = jobs.mlp()
+    def before_step() -> None:
+        clip_grad_norm_(model.parameters(), 0.1)
 
-        def before_step() -> None:
-            clip_grad_norm_(model.parameters(), 0.1)
-
-        return jobs.loop(
-            model, jobs.loss_on_points(model), FlatParameters(model.parameters()), before_step=before_step, steps=4
-        )
-
-    return jobs.recorded(1, main)
+    return jobs.loop(
+        model, jobs.loss_on_points(model), FlatParameters(model.parameters()), before_step=before_step, steps=4
+    )
 
 
 # --- the bugs ---------------------------------------------------------------------------------------------------------

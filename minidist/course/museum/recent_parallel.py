@@ -16,7 +16,7 @@ from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.parallel import tensor_parallel
 from minidist.core.parallel.context_parallel import RingAttention
 from minidist.course.museum import jobs, split_jobs
-from minidist.course.museum.exhibit import Patch, Recording, replaces
+from minidist.course.museum.exhibit import Patch, replaces
 from minidist.job.train import recipe, trainer
 from minidist.job.train.job import build
 from minidist.job.train.strategies.data_axis import DataAxis
@@ -34,25 +34,22 @@ def summands(group: Comm, all_ranks: Comm) -> int:
     return all_ranks.size
 
 
-def means_of_experts() -> Recording:
+@jobs.on_ranks(2)
+def means_of_experts(comm: Comm) -> Any:
     """Train four experts on two ranks; every rank's loss is a mean over its rows, and gradients are averaged."""
+    mesh, parallel, loss_of, whole = split_jobs.four_experts(comm, 2 * jobs.LENGTH, capacity_factor=4.0)
+    shared, own = parallel.flats
 
-    def main(comm: Comm) -> Any:
-        mesh, parallel, loss_of, whole = split_jobs.four_experts(comm, 2 * jobs.LENGTH, capacity_factor=4.0)
-        shared, own = parallel.flats
+    def average() -> None:
+        for flat, count in ((shared, comm.size), (own, summands(mesh["dp"], comm))):
+            for parameter in flat.parameters:
+                gradient: Any = parameter.grad
+                gradient /= count
 
-        def average() -> None:
-            for flat, count in ((shared, comm.size), (own, summands(mesh["dp"], comm))):
-                for parameter in flat.parameters:
-                    gradient: Any = parameter.grad
-                    gradient /= count
-
-        total = jobs.summed(comm)
-        mean = lambda value: total(value) / comm.size  # noqa: E731
-        both = jobs.EveryFlat(parallel.flats)
-        return jobs.loop(parallel, loss_of, both, whole=whole, total=mean, before_step=average, lr=0.3, steps=4)
-
-    return jobs.recorded(2, main)
+    total = jobs.summed(comm)
+    mean = lambda value: total(value) / comm.size  # noqa: E731
+    both = jobs.EveryFlat(parallel.flats)
+    return jobs.loop(parallel, loss_of, both, whole=whole, total=mean, before_step=average, lr=0.3, steps=4)
 
 
 class OwnRows(Function):

@@ -1,7 +1,4 @@
-"""Bugs of split layers and sequences: which rank holds which part of a matrix, vocabulary, text or set of experts.
-
-Proved by: tests/museum/test_museum.py
-"""
+"""Bugs of split layers and sequences: which rank holds which part of a matrix, vocabulary, text or set of experts."""
 
 from typing import Any
 

@@ -1,9 +1,6 @@
-"""The small jobs of the exhibits of split layers: a GPT in tiles, a sequence in parts, experts on several ranks.
+"""The small jobs of the exhibits of split layers: a GPT in tiles, a sequence in parts, experts on several ranks."""
 
-Proved by: tests/museum/test_museum.py
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +13,7 @@ from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.context_parallel import RingAttention
 from minidist.core.parallel.expert_parallel import ExpertParallel
 from minidist.core.parallel.model_parallel import parallelize_module
-from minidist.course.museum.exhibit import Recording
-from minidist.course.museum.jobs import BATCH, LENGTH, WORDS, EveryFlat, Tensors, loop, recorded, summed, tokens
+from minidist.course.museum.jobs import BATCH, LENGTH, WORDS, EveryFlat, Tensors, loop, on_ranks, summed, tokens
 from minidist.nn import Llama, LlamaConfig
 from minidist.parallel.context.orders import sequence_positions
 from minidist.parallel.context.ulysses import UlyssesAttention
@@ -47,56 +43,47 @@ def in_tiles(model: Any, comm: Comm, as_they_are: Sequence[str] = (), **options:
     return loop(model, lambda step: model(*tokens(step), BATCH * LENGTH), flat, whole=whole, lr=0.3, **options)
 
 
-def split(sequence_parallel: bool = False, clip: float | None = None) -> Callable[[], Recording]:
-    """Return a job that trains a GPT whose layers are cut over two ranks."""
-
-    def main(comm: Comm) -> tuple[list[float], Tensors]:
-        model: Any = GPT(GPTConfig(WORDS, LENGTH, 16, 2, 4), dtype=np.float64, seed=3)
-        rng = np.random.default_rng(7)
-        for parameter in model.parameters():  # biases that are not zero, as after some training
-            if parameter.name.endswith("bias"):
-                parameter.data[...] = 0.1 * rng.standard_normal(parameter.shape)
-        model = parallelize_module(model, comm, gpt_plan(WORDS, sequence_parallel))
-        before = (lambda: clip_grad_norm_(model, clip, comm)) if clip else (lambda: None)
-        return in_tiles(model, comm, before_step=before)
-
-    return lambda: recorded(2, main)
+@on_ranks(2)
+def split(comm: Comm, sequence_parallel: bool = False, clip: float | None = None) -> tuple[list[float], Tensors]:
+    """Train a GPT whose layers are cut over two ranks."""
+    model: Any = GPT(GPTConfig(WORDS, LENGTH, 16, 2, 4), dtype=np.float64, seed=3)
+    rng = np.random.default_rng(7)
+    for parameter in model.parameters():  # biases that are not zero, as after some training
+        if parameter.name.endswith("bias"):
+            parameter.data[...] = 0.1 * rng.standard_normal(parameter.shape)
+    model = parallelize_module(model, comm, gpt_plan(WORDS, sequence_parallel))
+    before = (lambda: clip_grad_norm_(model, clip, comm)) if clip else (lambda: None)
+    return in_tiles(model, comm, before_step=before)
 
 
-def shared_heads() -> Recording:
+@on_ranks(2)
+def shared_heads(comm: Comm) -> tuple[list[float], Tensors]:
     """Train a Llama with one key-value head on two ranks."""
-
-    def main(comm: Comm) -> tuple[list[float], Tensors]:
-        sizes = LlamaConfig(WORDS, 16, 24, 2, 4, 1, max_position_embeddings=LENGTH)
-        model = parallelize_module(Llama(sizes, dtype=np.float64, seed=3), comm, llama_plan(WORDS))
-        return in_tiles(model, comm, as_they_are=(".k_proj.", ".v_proj."))
-
-    return recorded(2, main)
+    sizes = LlamaConfig(WORDS, 16, 24, 2, 4, 1, max_position_embeddings=LENGTH)
+    model = parallelize_module(Llama(sizes, dtype=np.float64, seed=3), comm, llama_plan(WORDS))
+    return in_tiles(model, comm, as_they_are=(".k_proj.", ".v_proj."))
 
 
-def long_context(name: str = "gpt", kind: str = "ring") -> Callable[[], Recording]:
-    """Return a job that trains on a sequence that is split over two ranks; one replica."""
+@on_ranks(2)
+def long_context(comm: Comm, name: str = "gpt", kind: str = "ring") -> tuple[list[float], Tensors]:
+    """Train on a sequence that is split over two ranks; one replica."""
     order, attention = {"ring": ("zigzag", RingAttention), "ulysses": ("contiguous", UlyssesAttention)}[kind]
+    mesh = init_device_mesh(comm, (1, comm.size), ("dp", "cp"))
+    fn: Any = attention(mesh["cp"], LENGTH)
+    if name == "gpt":
+        model: Any = GPT(GPTConfig(WORDS, LENGTH, 16, 2, 4), dtype=np.float64, seed=3, attention_fn=fn)
+    else:
+        sizes = LlamaConfig(WORDS, 16, 24, 2, 4, 4, max_position_embeddings=LENGTH)
+        model = Llama(sizes, dtype=np.float64, seed=3, attention_fn=fn)
+    parallel = DistributedDataParallel(model, gradient_axes(mesh), reduction="sum")
+    # Each rank has its positions of the sequence; in zig-zag they are not contiguous.
+    mine = sequence_positions(LENGTH, comm.rank, comm.size, order)
 
-    def main(comm: Comm) -> tuple[list[float], Tensors]:
-        mesh = init_device_mesh(comm, (1, comm.size), ("dp", "cp"))
-        fn: Any = attention(mesh["cp"], LENGTH)
-        if name == "gpt":
-            model: Any = GPT(GPTConfig(WORDS, LENGTH, 16, 2, 4), dtype=np.float64, seed=3, attention_fn=fn)
-        else:
-            sizes = LlamaConfig(WORDS, 16, 24, 2, 4, 4, max_position_embeddings=LENGTH)
-            model = Llama(sizes, dtype=np.float64, seed=3, attention_fn=fn)
-        parallel = DistributedDataParallel(model, gradient_axes(mesh), reduction="sum")
-        # Each rank has its positions of the sequence; in zig-zag they are not contiguous.
-        mine = sequence_positions(LENGTH, comm.rank, comm.size, order)
+    def loss_of(step: int) -> Tensor:
+        inputs, targets = tokens(step)
+        return parallel(inputs[:, mine], targets[:, mine], BATCH * LENGTH, positions=mine)
 
-        def loss_of(step: int) -> Tensor:
-            inputs, targets = tokens(step)
-            return parallel(inputs[:, mine], targets[:, mine], BATCH * LENGTH, positions=mine)
-
-        return loop(parallel, loss_of, parallel.flat, total=summed(comm), lr=0.3)
-
-    return lambda: recorded(2, main)
+    return loop(parallel, loss_of, parallel.flat, total=summed(comm), lr=0.3)
 
 
 def four_experts(comm: Comm, divisor: float, **sizes: Any) -> tuple[Mesh, Any, Any, Any]:
@@ -119,24 +106,18 @@ def four_experts(comm: Comm, divisor: float, **sizes: Any) -> tuple[Mesh, Any, A
     return mesh, parallel, loss_of, whole
 
 
-def with_experts(factor: float = 4.0) -> Callable[[], Recording]:
-    """Return a job that trains four experts distributed over two ranks."""
-
-    def main(comm: Comm) -> tuple[list[float], Tensors]:
-        settings = {"capacity_factor": factor, "aux_loss_weight": 0.1}
-        _, parallel, loss_of, whole = four_experts(comm, BATCH * LENGTH, **settings)
-        return loop(parallel, loss_of, EveryFlat(parallel.flats), whole=whole, total=summed(comm), lr=0.3)
-
-    return lambda: recorded(2, main)
+@on_ranks(2)
+def with_experts(comm: Comm, factor: float = 4.0) -> tuple[list[float], Tensors]:
+    """Train four experts distributed over two ranks."""
+    settings = {"capacity_factor": factor, "aux_loss_weight": 0.1}
+    _, parallel, loss_of, whole = four_experts(comm, BATCH * LENGTH, **settings)
+    return loop(parallel, loss_of, EveryFlat(parallel.flats), whole=whole, total=summed(comm), lr=0.3)
 
 
-def large_scores() -> Recording:
+@on_ranks(2)
+def large_scores(comm: Comm) -> tuple[list[float], Tensors]:
     """Compute attention over a split sequence, of queries and keys with entries of about 100."""
-
-    def main(comm: Comm) -> tuple[list[float], Tensors]:
-        qkv = np.random.default_rng(0).standard_normal((1, 8, 6)) * 100
-        mine = sequence_positions(8, comm.rank, comm.size)
-        with np.errstate(all="ignore"):
-            return [], {"outputs": {"attention": RingAttention(comm, 8)(Tensor(qkv[:, mine]), 1).data.copy()}}
-
-    return recorded(2, main)
+    qkv = np.random.default_rng(0).standard_normal((1, 8, 6)) * 100
+    mine = sequence_positions(8, comm.rank, comm.size)
+    with np.errstate(all="ignore"):
+        return [], {"outputs": {"attention": RingAttention(comm, 8)(Tensor(qkv[:, mine]), 1).data.copy()}}

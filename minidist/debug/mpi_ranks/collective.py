@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from minidist import collectives
+from minidist.base.arrays import dtype_name
 from minidist.comm.communicator import recv_object, send_object
-from minidist.comm.header import dtype_name
 from minidist.core.base.errors import MismatchError
 from minidist.core.comm.communicator import PointToPoint
 from minidist.debug.mpi_ranks.buffers import UNSAID, Buffer, as_many, each, one, vector

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minidist.base.arrays import dtype_name
 from minidist.comm.buffers import contents
 from minidist.comm.call_site import CallSite, call_site
-from minidist.comm.header import dtype_name
 from minidist.comm.sim.checks import Watched
 from minidist.comm.sim.choosers import Candidate
 from minidist.comm.sim.sim_world import SimWorld

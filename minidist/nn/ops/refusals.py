@@ -4,7 +4,7 @@ Proved by: tests/autograd/test_fused.py, tests/autograd/test_refusals.py
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from minidist.base.errors import AutogradError, DtypeError, ShapeError, UsageError, quoted, reason
 from minidist.base.limits import check_number
@@ -135,6 +135,25 @@ def check_gradients(
             raise AutogradError(f"{name}.backward gave no gradient for tensor argument {i}, which needs one")
         if needed[i] and gradient.shape != shape:
             raise ShapeError(f"{name}.backward: gradient {i} has shape {gradient.shape}; the argument has {shape}")
+
+
+def refuse_backward(tensor: Tensor, weight_gradients: Any) -> NoReturn:
+    """Raise AutogradError for an unknown mode, a tensor without a graph, or several elements without a gradient."""
+    if weight_gradients not in ("now", "deferred"):
+        raise AutogradError(f"weight_gradients must be 'now' or 'deferred', not {quoted(weight_gradients)}")
+    if tensor.node is None:
+        raise AutogradError(
+            f"backward from a tensor of shape {tensor.shape} that needs no gradient: nothing in it is trained"
+        )
+    shape = tensor.data.shape
+    raise AutogradError(f"backward from a tensor of shape {shape} needs gradient=; only one element can do without")
+
+
+def refuse_freed(node: Any) -> NoReturn:
+    """Raise AutogradError: an earlier backward has gone through this node."""
+    raise AutogradError(
+        f"second backward through {node.name!r}: the first one freed what it saved; run the forward again"
+    )
 
 
 def released(owner: Any) -> AutogradError:

@@ -18,12 +18,11 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
-from minidist.core.nn import GPT, MLP
+from minidist.core.nn import MLP
 from minidist.core.nn.module import Module
-from minidist.core.parallel import model_parallel
 from minidist.core.parallel import tensor_parallel as split
-from minidist.core.parallel.model_parallel import Plan, Styles
-from minidist.core.parallel.tensor_parallel import ShardContext, border, contiguous
+from minidist.core.parallel.model_parallel import Styles
+from minidist.core.parallel.tensor_parallel import border, contiguous
 
 
 def gather_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
@@ -80,19 +79,6 @@ class GatherLogits(Module):
         return gather_from_tensor_parallel_region(logits, self.comm)[..., : self.vocab_size]
 
 
-def gather_logits(model: Any, context: ShardContext, name: str, *, vocab_size: int) -> Module:
-    """Return a language model whose logits are gathered."""
-    model.logits_fn = GatherLogits(context.comm, vocab_size)
-    gathers: Module = model
-    return gathers
-
-
-def gpt_plan(vocab_size: int) -> Styles:
-    """Return the core's plan of a `GPT`, which also gathers the logits."""
-    plan = model_parallel.gpt_plan(vocab_size)
-    return {**plan, "": [plan[""], partial(gather_logits, vocab_size=vocab_size)]}  # type: ignore[list-item]
-
-
 def mlp_plan(layers: int) -> Styles:
     """Return the plan of an `MLP` with `layers` hidden layers.
 
@@ -103,8 +89,6 @@ def mlp_plan(layers: int) -> Styles:
     return {**plan, f"layers.{layers}": split.RowParallelLinear}
 
 
-def plan_of(model: Any, sequence_parallel: bool) -> Plan | None:
-    """Return the plan of a GPT without experts, or of an MLP; None for others, and where the sequence is split."""
-    if isinstance(model, MLP):
-        return mlp_plan(len(model.layers) - 1)
-    return gpt_plan(model.config.vocab_size) if isinstance(model, GPT) and not sequence_parallel else None
+def mlp_plan_of(model: Any) -> Styles | None:
+    """Return the plan of an MLP; None for another model."""
+    return mlp_plan(len(model.layers) - 1) if isinstance(model, MLP) else None

@@ -33,7 +33,6 @@ from minidist.core.parallel.tensor_parallel import (
     split_heads,
     split_loss,
 )
-from minidist.parallel.tensor.gathering import gather_logits
 from minidist.parallel.tensor.sequence_layers import split_sequence
 from minidist.parallel.tensor.sequence_regions import gather_from_sequence_parallel_region
 from minidist.parallel.tensor.styles import ParallelStyle
@@ -128,7 +127,7 @@ def llama_plan(vocab_size: int, sequence_parallel: bool = False) -> Styles:
     # As in `gpt_plan`, with separate projections: one f around all that share an input, so they do not copy it again.
     sp = sequence_parallel
     plan: Styles = {
-        "": [partial(split_loss, vocab_size=vocab_size), partial(gather_logits, vocab_size=vocab_size)],
+        "": partial(split_loss, vocab_size=vocab_size),
         "model.embed_tokens": VocabParallelEmbedding,
         "lm_head": VocabParallelHead,
         "model.layers.*.self_attn": [GroupedHeadParallel(), PrepareModuleInput(sp)],

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Tensor
-from minidist.core.parallel import tensor_parallel
+from minidist.core.parallel import model_parallel, tensor_parallel
 from minidist.core.parallel.model_parallel import Styles
 from minidist.core.parallel.tensor_parallel import (
     RowParallelLinear,
@@ -23,7 +23,6 @@ from minidist.core.parallel.tensor_parallel import (
     VocabParallelHead,
     copy_to_tensor_parallel_region,
 )
-from minidist.parallel.tensor import gathering
 from minidist.parallel.tensor.gathering import ColumnParallelLinear
 from minidist.parallel.tensor.sequence_parallel import SequenceParallel
 from minidist.parallel.tensor.sequence_regions import (
@@ -94,7 +93,7 @@ def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> Styles:
     With sequence_parallel 4 all-gathers and 4 reduce-scatters per layer take the place of its 4 all-reduces, and there
     are 2 all-gathers under purpose `regather`.
     """
-    plan = gathering.gpt_plan(vocab_size)
+    plan = model_parallel.gpt_plan(vocab_size)
     if not sequence_parallel:
         return plan
     # Whatever lies between two regions works on this rank's rows.

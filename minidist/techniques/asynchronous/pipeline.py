@@ -66,8 +66,8 @@ class UnitAxis(DataAxis):
 
     def __init__(self, unit: UnitVersions, stage: int, replica: ReplicaId, updates: Callable[[int], int]) -> None:
         optimizer = _CountedOptimizer(unit.optimizer, updates)
-        super().__init__([unit.flat], optimizer, stage=stage)
-        self.replica = replica
+        super().__init__([unit.flat], optimizer, model=None)
+        self.stage, self.replica = stage, replica
 
     @property
     def replicas(self) -> Replicas:

@@ -9,8 +9,6 @@ always deadlocks here, and not only when its messages are larger than the buffer
     none is ready:  [1] match one receive from any rank, where the world has such receives, else
                     [2] all have returned, or it is a deadlock
 
-`Sim` neither checks messages nor records them in `comm.trace`. Programs run in a `SimWorld`, which does both.
-
 Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py
 """
 
@@ -22,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from minidist.core.base import hooks
-from minidist.core.base.errors import CommunicationError, DeadlockError, UsageError
+from minidist.core.base.errors import CommunicationError, DeadlockError
 from minidist.core.base.fibers import DIRECT, FiberExit, current, spawn, throw
 from minidist.core.comm.communicator import Comm, PointToPoint, Request, Work
 from minidist.core.comm.sim.matching import AlphaBeta, Matching, SimState, Stream
@@ -42,10 +40,8 @@ class Sim:
     wait: Callable[[Any], None]
 
     def __init__(self, ranks: int, *, links: AlphaBeta | None = None) -> None:
-        if ranks < 1:
-            raise UsageError(f"a world needs at least 1 rank, got {ranks}")
         if type(self) is Sim:
-            hooks.comm_checks().check_links_of_core(links)
+            hooks.comm_checks().check_core_world(ranks, links)
         self.size, self.links = ranks, links or AlphaBeta()
         self.running_ranks: Sequence[int] = range(ranks)  # all of them; a subclass may let some stand for others
 
@@ -211,9 +207,7 @@ class Sim:
             spent *= self.slowdown(stream.rank)
         end = start + spent
         if not start <= end < math.inf:
-            raise UsageError(
-                f"rank {stream.rank}: compute of {end - start:g} s; it must be a finite number of at least 0"
-            )
+            hooks.comm_checks().refuse_time(stream.rank, end - start)
         stream.time = end
         self.state.traces[stream.rank].add_computed(stream, name, start, spent)
 

@@ -12,8 +12,6 @@
     fsdp_gather_full_params(fsdp_model)             name -> whole array, in the dtype of the shards
 
 The last two train the model with a layer that is used twice and a parameter that is not trained.
-
-Proved by: tests/lesson/test_assignments.py, tests/lesson/test_assignment_checks.py
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -289,7 +287,6 @@ EXERCISES = [
         arguments=lambda case, rank: (tied_model_of(case, 0), batches(case)),
         check_answers=check_sharded,
         least=lambda case: least(case, STEPS * numbers(case, tied_model_of)),
-        hints=hints_of(globals(), "cs336.sharded_optimizer"),
         functions=("get_sharded_optimizer",),
         adapter=use_sharded_optimizer,
     ),

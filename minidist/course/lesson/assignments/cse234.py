@@ -1,19 +1,17 @@
 """UCSD CSE 234, programming assignments 2 and 3: collectives from send and receive, naive tensor parallelism, experts.
 
-    myAllreduce(comm, src_array, dest_array, op)          op: "sum", "min" or "max"; fills dest_array
-    myAlltoall(comm, src_array, dest_array)               fills dest_array
-    get_info(comm, rank, mp_size, dp_size, fc_layer, in_dim, out_dim)
-        returns mp_idx, dp_idx, mp_comm, dp_comm, part_in_dim, part_out_dim
-    split_data(x_train, y_train, mp_size, dp_size, rank)  the rows of this rank's replica of mp_size ranks
-    naive_collect_forward_input(x, mp_comm, mp_size)      the last dimension, gathered
-    naive_collect_forward_output(out, mp_comm, mp_size)
-    naive_collect_backward_output(output_grad, mp_group_idx, mp_size)   this rank's part of the last dimension
-    naive_collect_backward_x(grad_x, mp_comm, mp_size)    summed, this rank's part of the last dimension
-    MoE_EP(router, expert, topk, comm)                    `forward(x)` returns every row's mixture of experts
-        Rank r has expert r; all ranks have the router and the rows x. `router(x, topk)` returns the numbers of each
-        row's experts and their weights, (rows, topk) both, and `expert(rows)` this rank's results
-
-Proved by: tests/lesson/test_assignments.py, tests/lesson/test_assignment_checks.py
+myAllreduce(comm, src_array, dest_array, op)          op: "sum", "min" or "max"; fills dest_array
+myAlltoall(comm, src_array, dest_array)               fills dest_array
+get_info(comm, rank, mp_size, dp_size, fc_layer, in_dim, out_dim)
+    returns mp_idx, dp_idx, mp_comm, dp_comm, part_in_dim, part_out_dim
+split_data(x_train, y_train, mp_size, dp_size, rank)  the rows of this rank's replica of mp_size ranks
+naive_collect_forward_input(x, mp_comm, mp_size)      the last dimension, gathered
+naive_collect_forward_output(out, mp_comm, mp_size)
+naive_collect_backward_output(output_grad, mp_group_idx, mp_size)   this rank's part of the last dimension
+naive_collect_backward_x(grad_x, mp_comm, mp_size)    summed, this rank's part of the last dimension
+MoE_EP(router, expert, topk, comm)                    `forward(x)` returns every row's mixture of experts
+    Rank r has expert r; all ranks have the router and the rows x. `router(x, topk)` returns the numbers of each
+    row's experts and their weights, (rows, topk) both, and `expert(rows)` this rank's results
 """
 
 from collections.abc import Callable, Mapping
@@ -172,10 +170,6 @@ def mixed(case: Case, gated: bool = True) -> np.ndarray:
     return total
 
 
-def without_gates(case: Case) -> list[np.ndarray]:
-    return [mixed(case, gated=False)] * case.ranks
-
-
 def from_other_ranks(case: Case) -> Least:
     """Return the least with which each rank knows every row that has an expert on another rank."""
     router, x, topk = mixture(case)
@@ -258,7 +252,6 @@ EXERCISES = [
         draw=drawing((1, 12), (1, 9)),
         par=Case(8, 1),
         label=lambda case: "mp {}, dp {}, {} rows".format(*shape(case)[:2], len(training_set(case)[1])),
-        hints=hints_of(globals(), "cse234.split_data"),
         functions=("split_data",),
         adapter=use_split_data,
     ),
@@ -271,9 +264,9 @@ EXERCISES = [
         least=from_other_ranks,
         par=Case(4, 8),
         unit="row",
-        hints=hints_of(globals(), "cse234.MoE_EP"),
         functions=("MoE_EP",),
         adapter=use_moe,
+        for_hints={"without_gates": lambda case: [mixed(case, gated=False)] * case.ranks},
     ),
     _tensor_parallel(
         "naive_collect_forward_input",

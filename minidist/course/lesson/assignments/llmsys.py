@@ -1,10 +1,8 @@
 """CMU 11-868, distributed training homework: data parallelism and the clock cycles of a pipeline.
 
-    partition_dataset(rank, world_size, dataset, batch_size)   yields this rank's batches: its share of each whole batch
-    average_gradients(model, comm)                             in place: the mean over the ranks
-    _clock_cycles(num_batches, num_partitions)                 per clock, the pairs (micro-batch, partition) that run
-
-Proved by: tests/lesson/test_assignments.py, tests/lesson/test_assignment_checks.py
+partition_dataset(rank, world_size, dataset, batch_size)   yields this rank's batches: its share of each whole batch
+average_gradients(model, comm)                             in place: the mean over the ranks
+_clock_cycles(num_batches, num_partitions)                 per clock, the pairs (micro-batch, partition) that run
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +14,6 @@ import numpy as np
 from minidist.core.comm import Comm
 from minidist.core.nn import MLP
 from minidist.course.lesson.exercise import Case, Exercise, difference, drawing, reduced_to_all
-from minidist.course.lesson.hint_file import hints_of
 from minidist.nn import mse_loss
 
 
@@ -104,7 +101,6 @@ EXERCISES = [
         draw=drawing((1, 9), (9, 60)),
         label=lambda case: f"{case.size} samples for {case.ranks} ranks",
         communicates=False,
-        hints=hints_of(globals(), "llmsys.partition_dataset"),
         generator=True,
         functions=("partition_dataset",),
         adapter=use_partition,
@@ -119,12 +115,10 @@ EXERCISES = [
         least=reduced_to_all(lambda case: sum(array.size for array in gradients(model_of(*data(case, 0))))),
         par=Case(4, 3),
         unit="hidden feature",
-        hints=hints_of(
-            globals(),
-            "llmsys.average_gradients",
-            summed=lambda f: not difference(f.answers[0], tuple(f.case.ranks * g for g in f.expected[0]), 1e-09),
-            own_gradient=lambda f: not difference(f.answers[0], gradients(model_of(*data(f.case, 0))), 1e-09),
-        ),
+        for_hints={
+            "summed": lambda f: not difference(f.answers[0], tuple(f.case.ranks * g for g in f.expected[0]), 1e-09),
+            "own_gradient": lambda f: not difference(f.answers[0], gradients(model_of(*data(f.case, 0))), 1e-09),
+        },
         functions=("average_gradients",),
         adapter=use_average,
     ),
@@ -137,7 +131,6 @@ EXERCISES = [
         par=Case(1, 4, 3),
         label=lambda case: f"{case.size} micro-batches, {case.seed} partitions",
         communicates=False,
-        hints=hints_of(globals(), "llmsys.clock_cycles"),
         generator=True,
         functions=("_clock_cycles",),
         adapter=use_clock_cycles,

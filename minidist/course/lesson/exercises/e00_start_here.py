@@ -1,7 +1,4 @@
-"""Lesson 00: print in rank order. Each rank speaks once, rank 0 first, and two ranks never speak at the same time.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 00: print in rank order. Each rank speaks once, rank 0 first, and two ranks never speak at the same time."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +9,6 @@ from minidist.comm.errors import UnmatchedMessageError
 from minidist.core.base.errors import DeadlockError
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 SPEAKING = 1e-3  # seconds that a sentence takes; without it a rank that passes the token too early would not be noticed
 
@@ -45,16 +41,8 @@ def check_answers(case: Case, answers: Sequence[Any]) -> str:
     return ""
 
 
-def lost_token(failure: Failure) -> bool:
-    return failure.raised(DeadlockError, UnmatchedMessageError)
-
-
 def overlapped(failure: Failure) -> bool:
     return failure.kind == "wrong" and "before rank" in failure.message
-
-
-def no_rank_waited(failure: Failure) -> bool:
-    return overlapped(failure) and failure.answers[0][0][0] == failure.answers[1][0][0]
 
 
 def reversed_order(failure: Failure) -> bool:
@@ -89,6 +77,9 @@ EXERCISES = [
         par=Case(4, 1),
         unit="sentence",
         limits=("messages",),
-        hints=hints_of(globals(), "00.in_rank_order"),
+        for_hints={
+            "no_rank_waited": lambda f: overlapped(f) and f.answers[0][0][0] == f.answers[1][0][0],
+            "lost_token": lambda f: f.raised(DeadlockError, UnmatchedMessageError),
+        },
     )
 ]

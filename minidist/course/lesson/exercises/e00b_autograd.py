@@ -1,13 +1,9 @@
-"""Lesson 00b: two backward functions, compared with minidist's own autograd.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 00b: two backward functions, compared with minidist's own autograd."""
 
 import numpy as np
 
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 Shape = tuple[int, ...]
 SHAPES: list[tuple[Shape, Shape]] = [
@@ -85,12 +81,10 @@ EXERCISES = [
         par=Case(1, 0),
         label=lambda case: "a of shape {}, b of shape {}".format(*SHAPES[case.size]),
         communicates=False,
-        hints=hints_of(
-            globals(),
-            "00b.add_backward",
-            exchanged=lambda f: f.answers_are([f.expected[0][::-1]]),
-            an_axis_was_added=lambda f: f.case.size in (1, 2),
-        ),
+        for_hints={
+            "exchanged": lambda f: f.answers_are([f.expected[0][::-1]]),
+            "an_axis_was_added": lambda f: f.case.size in (1, 2),
+        },
     ),
     Exercise(
         name="00b.cross_entropy_backward",
@@ -101,11 +95,9 @@ EXERCISES = [
         par=Case(1, 4),
         unit="row",
         communicates=False,
-        hints=hints_of(
-            globals(),
-            "00b.cross_entropy_backward",
-            not_a_number=lambda f: bool(np.isnan(np.asarray(f.answers[0], float)).any()),
-            sign_is_reversed=lambda f: f.answers_are([-f.expected[0]]),
-        ),
+        for_hints={
+            "not_a_number": lambda f: bool(np.isnan(np.asarray(f.answers[0], float)).any()),
+            "sign_is_reversed": lambda f: f.answers_are([-f.expected[0]]),
+        },
     ),
 ]

@@ -1,7 +1,4 @@
-"""Lesson 02: one step of three layers with as few bytes alive as possible.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 02: one step of three layers with as few bytes alive as possible."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,7 +9,6 @@ import numpy as np
 from minidist.base.memory import MemoryAccount
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 # rows, widths: sometimes the activations are the larger part, sometimes the weights
 SHAPES = [
@@ -102,10 +98,6 @@ def truth(case: Case, update_first: bool = False) -> list[tuple[np.ndarray, ...]
     return [run.weights()]
 
 
-def untouched(failure: Failure) -> bool:
-    return failure.answers_are([tuple(data(failure.case)[1])])
-
-
 def some_untouched(failure: Failure) -> bool:
     """Return whether a layer, and not every one, has the weight that it began with."""
     pairs = zip(failure.answers[0], data(failure.case)[1], strict=True)
@@ -131,10 +123,6 @@ def keeps_gradients(failure: Failure) -> bool:
     return any(0 < before < after for before, after in pairwise(gradients))
 
 
-def updated_too_early(failure: Failure) -> bool:
-    return failure.answers_are(truth(failure.case, update_first=True))
-
-
 def changed(case: Case, times: float) -> list[tuple[np.ndarray, ...]]:
     """Return the weights when each of them changes `times` times as much as it should."""
     before, after = data(case)[1], truth(case)[0]
@@ -154,8 +142,10 @@ EXERCISES = [
         label=lambda case: "{} rows, widths {}".format(*SHAPES[case.size]),
         limits=("memory",),
         communicates=False,
-        hints=hints_of(
-            globals(), "02.free_in_order", wrong_or_raised=lambda f: f.kind == "wrong" or f.raised(ValueError)
-        ),
+        for_hints={
+            "updated_too_early": lambda f: f.answers_are(truth(f.case, update_first=True)),
+            "untouched": lambda f: f.answers_are([tuple(data(f.case)[1])]),
+            "wrong_or_raised": lambda f: f.kind == "wrong" or f.raised(ValueError),
+        },
     )
 ]

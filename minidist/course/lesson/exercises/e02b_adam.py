@@ -1,12 +1,8 @@
-"""Lesson 02b: steps of Adam on one array of weights.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 02b: steps of Adam on one array of weights."""
 
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 LR = 0.1
 
@@ -44,6 +40,5 @@ EXERCISES = [
         unit="weight",
         communicates=False,
         written_by_hand=("minidist.optim", "minidist.core.optim"),
-        hints=hints_of(globals(), "02b.adam"),
     )
 ]

@@ -1,7 +1,4 @@
-"""Lesson 03: every rank sends to the right and receives from the left, in three ways that do not rely on buffering.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 03: every rank sends to the right and receives from the left, in three ways that do not rely on buffering."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,12 +1,8 @@
-"""Lesson 04: the ring all-reduce for any number of ranks and any size, in place.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 04: the ring all-reduce for any number of ranks and any size, in place."""
 
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, reduced_to_all
-from minidist.course.lesson.hint_file import hints_of
 
 
 def data(case: Case, rank: int) -> np.ndarray:
@@ -50,13 +46,11 @@ EXERCISES = [
         par=Case(4, 16),
         limits=("bytes",),
         written_by_hand=("minidist.core.collectives", "minidist.collectives"),
-        hints=hints_of(
-            globals(),
-            "04.ring_all_reduce",
-            divided_by_the_ranks=lambda f: f.answers_are([whole / f.case.ranks for whole in total(f.case)]),
-            another_sum_has_it=lambda f: (
+        for_hints={
+            "divided_by_the_ranks": lambda f: f.answers_are([whole / f.case.ranks for whole in total(f.case)]),
+            "another_sum_has_it": lambda f: (
                 sums_of_own_chunk(f) and any((np.any(a > e) for a, e in zip(f.answers, f.expected, strict=True)))
             ),
-        ),
+        },
     )
 ]

@@ -1,7 +1,4 @@
-"""Lesson 05: recursive halving and doubling for any number of ranks, and which algorithm is cheapest.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 05: recursive halving and doubling for any number of ranks, and which algorithm is cheapest."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +7,6 @@ from minidist.collectives.closed_forms import seconds
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing, is_wrong, reduced_to_all
 from minidist.course.lesson.exercises.e04_ring_all_reduce import data, total, unchanged
-from minidist.course.lesson.hint_file import hints_of
 
 NAMES = ("binomial", "recursive_doubling", "rabenseifner", "ring")
 
@@ -65,17 +61,15 @@ EXERCISES = [
         par=Case(6, 16),
         limits=("messages", "bytes"),
         written_by_hand=("minidist.core.collectives", "minidist.collectives"),
-        hints=hints_of(
-            globals(),
-            "05.halving_doubling",
-            ranks_are_a_power=lambda f: unchanged(f) and f.case.ranks > 1 and is_power(f.case.ranks),
-            beyond_the_ranks=lambda f: (
+        for_hints={
+            "ranks_are_a_power": lambda f: unchanged(f) and f.case.ranks > 1 and is_power(f.case.ranks),
+            "beyond_the_ranks": lambda f: (
                 (f.raised(UsageError) and "names rank" in f.message)
                 or (f.raised(IndexError) and (not is_power(f.case.ranks)))
             ),
-            ranks_are_no_power=lambda f: not is_power(f.case.ranks),
-            mismatch_or_wrong=lambda f: f.raised(MismatchError) or (is_wrong(f) and is_power(f.case.ranks)),
-        ),
+            "ranks_are_no_power": lambda f: not is_power(f.case.ranks),
+            "mismatch_or_wrong": lambda f: f.raised(MismatchError) or (is_wrong(f) and is_power(f.case.ranks)),
+        },
     ),
     Exercise(
         name="05.choose",
@@ -89,6 +83,6 @@ EXERCISES = [
         par=Case(1, 4),
         label=describe,
         communicates=False,
-        hints=hints_of(globals(), "05.choose", no_name=lambda f: f.answers[0] not in NAMES),
+        for_hints={"no_name": lambda f: f.answers[0] not in NAMES},
     ),
 ]

@@ -1,13 +1,9 @@
-"""Lesson 05b: the order of a ring whose ranks are on several nodes.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 05b: the order of a ring whose ranks are on several nodes."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from minidist.course.lesson.exercise import Case, Exercise, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 
 def nodes_of(case: Case) -> list[int]:
@@ -48,10 +44,10 @@ EXERCISES = [
         par=Case(1, 8),
         label=lambda case: f"the ranks' nodes are {nodes_of(case)}",
         communicates=False,
-        hints=hints_of(
-            globals(),
-            "05b.ring_order",
-            in_the_order_of_ranks=lambda f: [int(rank) for rank in f.answers[0]] == list(range(len(nodes_of(f.case)))),
-        ),
+        for_hints={
+            "in_the_order_of_ranks": lambda f: (
+                [int(rank) for rank in f.answers[0]] == list(range(len(nodes_of(f.case))))
+            )
+        },
     )
 ]

@@ -1,13 +1,9 @@
-"""Lesson 05b: an all-reduce over machines of unequal size, where only the slow links between them take time.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 05b: an all-reduce over machines of unequal size, where only the slow links between them take time."""
 
 import numpy as np
 
 from minidist.comm.sim.links import LinkModel
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing, is_wrong, reduced_to_all, standard_cases
-from minidist.course.lesson.hint_file import hints_of
 
 MACHINES = (0, 1, 0, 0, 1, 2, 2, 1, 0)  # the machine of each rank; a case takes the first ranks
 NUMBERS = 100  # for each unit of a case's size
@@ -56,12 +52,10 @@ EXERCISES = [
         links=LinkModel(link=seconds),
         written_by_hand=("minidist.collectives.two_level", "minidist.collectives.auto"),
         label=lambda case: f"ranks on the machines {list(MACHINES[: case.ranks])}, {NUMBERS * case.size:,} numbers",
-        hints=hints_of(
-            globals(),
-            "05b.two_level_sum",
-            wrong_on_others=lambda f: is_wrong(f) and leaders_only(f),
-            own_machine=lambda f: f.answers_are(of_own_machine(f.case)),
-            too_large=lambda f: is_wrong(f) and all(np.all(a >= total(f.case)) for a in f.answers),
-        ),
+        for_hints={
+            "wrong_on_others": lambda f: is_wrong(f) and leaders_only(f),
+            "own_machine": lambda f: f.answers_are(of_own_machine(f.case)),
+            "too_large": lambda f: is_wrong(f) and all(np.all(a >= total(f.case)) for a in f.answers),
+        },
     )
 ]

@@ -1,14 +1,10 @@
-"""Lesson 06: the mean over all rows, from means over shards of different sizes, some of them empty.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 06: the mean over all rows, from means over shards of different sizes, some of them empty."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, summed
-from minidist.course.lesson.hint_file import hints_of
 
 
 def counts(case: Case) -> list[int]:
@@ -35,17 +31,9 @@ def truth(case: Case) -> list[np.ndarray]:
     return [np.concatenate(rows(case)).mean(axis=0)] * case.ranks
 
 
-def plain_average(failure: Failure) -> bool:
-    return failure.answers_are([np.mean(means(failure.case), axis=0)] * failure.case.ranks)
-
-
 def divided_by_ranks(failure: Failure) -> bool:
     total = np.concatenate(rows(failure.case)).sum(axis=0)
     return failure.answers_are([total / failure.case.ranks] * failure.case.ranks)
-
-
-def not_a_number(failure: Failure) -> bool:
-    return failure.kind == "wrong" and 0 in counts(failure.case) and bool(np.isnan(failure.answers[0]).any())
 
 
 def differs(answers: Sequence[np.ndarray]) -> bool:
@@ -60,15 +48,15 @@ EXERCISES = [
         least=least,
         par=Case(4, 16),
         unit="parameter",
-        hints=hints_of(
-            globals(),
-            "06.weighted_average",
-            not_divided=lambda f: f.answers_are([np.concatenate(rows(f.case)).sum(axis=0)] * f.case.ranks),
-            sum_of_means=lambda f: f.answers_are([np.sum(means(f.case), axis=0)] * f.case.ranks),
-            zero_for_nothing=lambda case: [np.nansum(means(case), axis=0) / sum(counts(case))] * case.ranks,
-            has_the_count=lambda f: np.shape(f.answers[0]) == (f.case.size + 1,),
-            some_have_nothing=lambda f: 0 in counts(f.case),
-            ranks_differ=lambda f: f.answers[0] is not None and differs(f.answers),
-        ),
+        for_hints={
+            "not_a_number": lambda f: f.kind == "wrong" and 0 in counts(f.case) and bool(np.isnan(f.answers[0]).any()),
+            "plain_average": lambda f: f.answers_are([np.mean(means(f.case), axis=0)] * f.case.ranks),
+            "not_divided": lambda f: f.answers_are([np.concatenate(rows(f.case)).sum(axis=0)] * f.case.ranks),
+            "sum_of_means": lambda f: f.answers_are([np.sum(means(f.case), axis=0)] * f.case.ranks),
+            "zero_for_nothing": lambda case: [np.nansum(means(case), axis=0) / sum(counts(case))] * case.ranks,
+            "has_the_count": lambda f: np.shape(f.answers[0]) == (f.case.size + 1,),
+            "some_have_nothing": lambda f: 0 in counts(f.case),
+            "ranks_differ": lambda f: f.answers[0] is not None and differs(f.answers),
+        },
     )
 ]

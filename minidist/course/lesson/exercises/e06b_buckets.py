@@ -1,7 +1,4 @@
-"""Lesson 06b: a bucketed reducer, with parameters that a rank uses twice, or not at all.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 06b: a bucketed reducer, with parameters that a rank uses twice, or not at all."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +9,6 @@ from minidist.comm.errors import UnwaitedRequestError
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, Work
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, standard_cases, summed
-from minidist.course.lesson.hint_file import hints_of
 
 SECONDS = 2e-6  # seconds that backward takes for one contribution
 LATE = Case(2, 4, 62)  # here a reducer that starts after backward takes a quarter longer, with no parameter used twice
@@ -135,10 +131,6 @@ def unreduced(failure: Failure) -> bool:
     return any(np.any((got == own) & (own != wanted)) for got, own, wanted in both)
 
 
-def reused(failure: Failure) -> bool:
-    return any(2 in use_counts(failure.case, rank) for rank in range(failure.case.ranks))
-
-
 EXERCISES = [
     Exercise(
         name="06b.bucketed_reducer",
@@ -151,10 +143,11 @@ EXERCISES = [
         par=Case(4, 16),
         unit="parameter",
         limits=("bytes", "time"),
-        hints=hints_of(
-            globals(),
-            "06b.bucketed_reducer",
-            never_waited_for=lambda f: f.raised(UnwaitedRequestError) or (f.kind == "wrong" and "got []" in f.message),
-        ),
+        for_hints={
+            "reused": lambda f: any(2 in use_counts(f.case, rank) for rank in range(f.case.ranks)),
+            "never_waited_for": lambda f: (
+                f.raised(UnwaitedRequestError) or (f.kind == "wrong" and "got []" in f.message)
+            ),
+        },
     )
 ]

@@ -1,7 +1,4 @@
-"""Lesson 06c: a parameter server that holds the SSP bound.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 06c: a parameter server that holds the SSP bound."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +9,6 @@ from minidist.comm.errors import UnmatchedMessageError
 from minidist.core.base.errors import DeadlockError
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, drawing, short
-from minidist.course.lesson.hint_file import hints_of
 
 SLACK = 0.01  # seconds; a gradient takes whole seconds, a message microseconds
 
@@ -133,11 +129,9 @@ EXERCISES = [
             ]
         ),
         limits=("messages", "bytes"),
-        hints=hints_of(
-            globals(),
-            "06c.ssp",
-            too_early_for_all=lambda f: too_early(f) and no_worker_waits(f),
-            bound_is_positive=lambda f: bound_of(f.case) > 0,
-        ),
+        for_hints={
+            "too_early_for_all": lambda f: too_early(f) and no_worker_waits(f),
+            "bound_is_positive": lambda f: bound_of(f.case) > 0,
+        },
     )
 ]

@@ -1,12 +1,8 @@
-"""Lesson 06d: sums of the largest elements, where each rank keeps what it has not sent for its next step.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 06d: sums of the largest elements, where each rank keeps what it has not sent for its next step."""
 
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, drawing, summed
-from minidist.course.lesson.hint_file import hints_of
 
 LENGTH = 24  # elements of a gradient
 
@@ -62,10 +58,6 @@ EXERCISES = [
         draw=drawing((1, 9), (0, 9)),
         cases=lambda: sorted(Case(ranks, steps) for ranks in (1, 2, 3, 4, 8) for steps in (0, 1, 2, 5)),
         limits=("bytes",),
-        hints=hints_of(
-            globals(),
-            "06d.error_feedback",
-            thrown_away=lambda f: f.case.size and not np.any([residual for _, residual in f.answers]),
-        ),
+        for_hints={"thrown_away": lambda f: f.case.size and not np.any([residual for _, residual in f.answers])},
     )
 ]

@@ -1,12 +1,8 @@
-"""Lesson 06d: sums of signs times a length, where each rank keeps what it has not sent for its next step.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 06d: sums of signs times a length, where each rank keeps what it has not sent for its next step."""
 
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Least, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 LENGTH = 20  # elements of a gradient, whose signs are three bytes
 SENT = 3 + 8  # bytes of the signs and the length of one step
@@ -47,6 +43,5 @@ EXERCISES = [
         draw=drawing((1, 9), (0, 9)),
         cases=lambda: sorted(Case(ranks, steps) for ranks in (1, 2, 3, 4, 8) for steps in (0, 1, 2, 5)),
         limits=("bytes",),
-        hints=hints_of(globals(), "06d.sign_feedback"),
     )
 ]

@@ -1,12 +1,8 @@
-"""Lesson 06e: the outer step of DiLoCo, after replicas have trained alone.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 06e: the outer step of DiLoCo, after replicas have trained alone."""
 
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, reduced_to_all
-from minidist.course.lesson.hint_file import hints_of
 
 LR, MU = 0.5, 0.75
 
@@ -39,6 +35,5 @@ EXERCISES = [
         least=reduced_to_all(lambda case: case.size),
         par=Case(4, 8),
         limits=("bytes",),
-        hints=hints_of(globals(), "06e.outer_step"),
     )
 ]

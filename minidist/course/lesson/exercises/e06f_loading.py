@@ -1,14 +1,10 @@
-"""Lesson 06f: loaders make batches for one trainer, in the order in which it trains on them.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 06f: loaders make batches for one trainer, in the order in which it trains on them."""
 
 import numpy as np
 
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least
-from minidist.course.lesson.hint_file import hints_of
 
 SECONDS = 1e-3  # for which a batch is made
 
@@ -69,10 +65,6 @@ EXERCISES = [
         par=Case(4, 9),
         limits=("bytes", "messages", "time"),
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.size} batch{'es' * (case.size != 1)}",
-        hints=hints_of(
-            globals(),
-            "06f.in_order",
-            others_answer=lambda f: any(np.shape(answer) != (0, 2) for answer in f.answers[1:]),
-        ),
+        for_hints={"others_answer": lambda f: any(np.shape(answer) != (0, 2) for answer in f.answers[1:])},
     )
 ]

@@ -1,7 +1,4 @@
-"""Lesson 09: a training loop with a loss scale, whose overflow flag all ranks agree on.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 09: a training loop with a loss scale, whose overflow flag all ranks agree on."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +10,6 @@ from minidist.core.base.errors import DeadlockError, MismatchError
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least
-from minidist.course.lesson.hint_file import hints_of
 
 FIRST, GROWTH = 2.0**16, 3  # the first scale, and how many good steps in a row double it
 RATE = 2.0**-10
@@ -154,11 +150,11 @@ EXERCISES = [
         par=Case(4, 6),
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {steps_of(case)} steps",
         limits=("bytes",),
-        hints=hints_of(
-            globals(),
-            "09.scaled_training",
-            raised_or_disagree=lambda f: f.raised(DeadlockError, MismatchError, UnmatchedMessageError) or disagree(f),
-            not_finite=lambda f: any(got is not None and (not np.isfinite(got[0]).all()) for got in f.answers),
-        ),
+        for_hints={
+            "raised_or_disagree": lambda f: (
+                f.raised(DeadlockError, MismatchError, UnmatchedMessageError) or disagree(f)
+            ),
+            "not_finite": lambda f: any(got is not None and (not np.isfinite(got[0]).all()) for got in f.answers),
+        },
     )
 ]

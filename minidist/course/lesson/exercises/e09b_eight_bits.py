@@ -1,14 +1,10 @@
-"""Lesson 09b: one grid for all ranks.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 09b: one grid for all ranks."""
 
 from collections.abc import Callable
 
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, is_wrong
-from minidist.course.lesson.hint_file import hints_of
 
 
 def shards(case: Case) -> list[np.ndarray]:
@@ -48,24 +44,22 @@ ONE_GRID = Exercise(
     par=Case(4, 16),
     limits=("bytes",),
     unit="value",
-    hints=hints_of(
-        globals(),
-        "09b.one_grid",
-        largest_of_its_own=lambda f: with_largest(f, lambda mine, rank: magnitude(mine[rank])),
-        sum_of_the_largest=lambda f: with_largest(f, lambda mine, rank: sum(map(magnitude, mine))),
-        largest_with_its_sign=lambda f: with_largest(
+    for_hints={
+        "largest_of_its_own": lambda f: with_largest(f, lambda mine, rank: magnitude(mine[rank])),
+        "sum_of_the_largest": lambda f: with_largest(f, lambda mine, rank: sum(map(magnitude, mine))),
+        "largest_with_its_sign": lambda f: with_largest(
             f, lambda mine, rank: max(float(x.max(initial=-np.inf)) for x in mine)
         ),
-        mean_of_the_largest=lambda f: with_largest(f, lambda mine, rank: sum(map(magnitude, mine)) / len(mine)),
-        divided_by_127_twice=lambda case: [
+        "mean_of_the_largest": lambda f: with_largest(f, lambda mine, rank: sum(map(magnitude, mine)) / len(mine)),
+        "divided_by_127_twice": lambda case: [
             rounded(x, max(map(magnitude, shards(case)))) * 127 / (max(map(magnitude, shards(case))) or 127.0)
             for x in shards(case)
         ],
-        raised_or_not_finite=lambda f: (
+        "raised_or_not_finite": lambda f: (
             f.raised(ValueError, ZeroDivisionError, FloatingPointError)
             or (is_wrong(f) and any(not np.isfinite(a).all() for a in f.answers))
         ),
-    ),
+    },
 )
 
 EXERCISES = [ONE_GRID]

@@ -1,12 +1,8 @@
-"""Lesson 09c: an all-reduce of what is kept.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 09c: an all-reduce of what is kept."""
 
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, reduced_to_all
-from minidist.course.lesson.hint_file import hints_of
 
 
 def mask_of(case: Case) -> np.ndarray:
@@ -31,24 +27,24 @@ KEPT = Exercise(
     par=Case(4, 40),
     limits=("bytes",),
     unit="weight",
-    hints=hints_of(
-        globals(),
-        "09c.kept_all_reduce",
-        only_what_is_kept=lambda f: f.answers_are([sums(f.case)[mask_of(f.case)]] * f.case.ranks),
-        own_elsewhere=lambda f: f.answers_are([np.where(mask_of(f.case), sums(f.case), g) for g in gradients(f.case)]),
+    for_hints={
+        "only_what_is_kept": lambda f: f.answers_are([sums(f.case)[mask_of(f.case)]] * f.case.ranks),
+        "own_elsewhere": lambda f: f.answers_are(
+            [np.where(mask_of(f.case), sums(f.case), g) for g in gradients(f.case)]
+        ),
         # Where nothing was sent it is the rank's own gradient, which may happen to be the mean.
-        mean_or_maximum=lambda f: (
+        "mean_or_maximum": lambda f: (
             any(trace.sent() for trace in f.traces)
             and any(
                 f.answers_are([np.where(mask_of(f.case), reduced(gradients(f.case), axis=0), 0.0)] * f.case.ranks)
                 for reduced in (np.mean, np.max)
             )
         ),
-        mask_is_inverted=lambda case: [np.where(mask_of(case), g, sums(case)) for g in gradients(case)],
-        own_gradient=lambda f: any(
+        "mask_is_inverted": lambda case: [np.where(mask_of(case), g, sums(case)) for g in gradients(case)],
+        "own_gradient": lambda f: any(
             f.answers_are([times * g * mask_of(f.case) for g in gradients(f.case)]) for times in (1, f.case.ranks)
         ),
-    ),
+    },
 )
 
 EXERCISES = [KEPT]

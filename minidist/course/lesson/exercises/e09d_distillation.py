@@ -1,7 +1,4 @@
-"""Lesson 09d: a teacher on one group of ranks for the students of another.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 09d: a teacher on one group of ranks for the students of another."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +7,6 @@ import numpy as np
 
 from minidist.core.base.errors import UsageError
 from minidist.course.lesson.exercise import Case, Exercise, Least
-from minidist.course.lesson.hint_file import hints_of
 
 CLASSES = 4
 
@@ -71,16 +67,14 @@ DISTIL = Exercise(
     par=Case(7, 3),
     limits=("bytes", "messages"),
     unit="row",
-    hints=hints_of(
-        globals(),
-        "09d.distil",
-        without_temperature=lambda f: f.answers_are(targets_of(f.case, lambda logits: soft(logits, 1.0))),
-        multiplied_by_temperature=lambda case: targets_of(case, lambda logits: soft(logits, 1 / TEMPERATURE)),
-        over_the_wrong_axis=lambda case: targets_of(case, lambda logits: soft(logits.T, TEMPERATURE).T),
-        uniform=lambda case: targets_of(case, lambda logits: np.full(logits.shape, 1 / CLASSES)),
-        not_normalised=lambda case: targets_of(case, lambda logits: np.exp(logits / TEMPERATURE)),
-        logits=lambda f: f.answers_are(targets_of(f.case, lambda logits: logits)),
-    ),
+    for_hints={
+        "without_temperature": lambda f: f.answers_are(targets_of(f.case, lambda logits: soft(logits, 1.0))),
+        "multiplied_by_temperature": lambda case: targets_of(case, lambda logits: soft(logits, 1 / TEMPERATURE)),
+        "over_the_wrong_axis": lambda case: targets_of(case, lambda logits: soft(logits.T, TEMPERATURE).T),
+        "uniform": lambda case: targets_of(case, lambda logits: np.full(logits.shape, 1 / CLASSES)),
+        "not_normalised": lambda case: targets_of(case, lambda logits: np.exp(logits / TEMPERATURE)),
+        "logits": lambda f: f.answers_are(targets_of(f.case, lambda logits: logits)),
+    },
 )
 
 EXERCISES = [DISTIL]

@@ -1,7 +1,4 @@
-"""Lesson 10: where to cut a network into segments under a budget, and a segment whose dropout replays.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 10: where to cut a network into segments under a budget, and a segment whose dropout replays."""
 
 import copy
 from collections.abc import Sequence
@@ -11,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 # Picking segments -----------------------------------------------------------------------------------------------------
 
@@ -116,7 +112,6 @@ EXERCISES = [
         par=Case(1, 5),
         unit="layer",
         communicates=False,
-        hints=hints_of(globals(), "10.pick_segments"),
     ),
     Exercise(
         name="10.recompute",
@@ -128,8 +123,6 @@ EXERCISES = [
         par=Case(1, 2),
         communicates=False,
         label=lambda case: f"{8 * case.size} elements, seed {case.seed}",
-        hints=hints_of(
-            globals(), "10.recompute", twice_the_gradient=lambda f: np.allclose(f.answers[0][2], 2 * f.expected[0][2])
-        ),
+        for_hints={"twice_the_gradient": lambda f: np.allclose(f.answers[0][2], 2 * f.expected[0][2])},
     ),
 ]

@@ -1,12 +1,8 @@
-"""Lesson 10b: the gradient of all ranks' rows and its noise, from one all-reduce.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 10b: the gradient of all ranks' rows and its noise, from one all-reduce."""
 
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing, is_wrong, reduced_to_all, standard_cases
-from minidist.course.lesson.hint_file import hints_of
 
 WIDTH = 3  # numbers of a row's gradient
 
@@ -45,13 +41,11 @@ EXERCISES = [
         draw=drawing((2, 9), (0, 40)),
         label=lambda case: f"{case.ranks} ranks with {1 + case.size} row{'s' * (case.size > 0)} each",
         limits=("bytes", "messages"),
-        hints=hints_of(
-            globals(),
-            "10b.gradient_and_noise",
-            last_two_exchanged=lambda f: f.answers_are([np.append(a[:-2], a[:-3:-1]) for a in answer(f.case)]),
-            noise_is_wrong=lambda f: right_at(f, slice(None, -2)) and right_at(f, slice(-1, None)),
-            gradient_is_right=lambda f: right_at(f, slice(None, -2)),
-            something_is_right=lambda f: right_at(f, slice(0, 0)),
-        ),
+        for_hints={
+            "last_two_exchanged": lambda f: f.answers_are([np.append(a[:-2], a[:-3:-1]) for a in answer(f.case)]),
+            "noise_is_wrong": lambda f: right_at(f, slice(None, -2)) and right_at(f, slice(-1, None)),
+            "gradient_is_right": lambda f: right_at(f, slice(None, -2)),
+            "something_is_right": lambda f: right_at(f, slice(0, 0)),
+        },
     )
 ]

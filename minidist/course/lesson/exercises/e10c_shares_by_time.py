@@ -1,7 +1,4 @@
-"""Lesson 10c: the rows of ranks of different speeds, shared by measured times.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 10c: the rows of ranks of different speeds, shared by measured times."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 
 def counts_of(case: Case) -> list[int]:
@@ -79,6 +75,5 @@ EXERCISES = [
         par=Case(4, 10),
         unit="row",
         limits=("bytes",),
-        hints=hints_of(globals(), "10c.shares_by_time"),
     )
 ]

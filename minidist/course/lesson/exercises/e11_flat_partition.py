@@ -1,7 +1,4 @@
-"""Lesson 11: a ZeRO step on a flat partition with padding.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 11: a ZeRO step on a flat partition with padding."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, difference, is_wrong, reduced_to_all
-from minidist.course.lesson.hint_file import hints_of
 
 RATE = 0.5
 
@@ -95,17 +91,15 @@ EXERCISES = [
         par=Case(4, 16),
         unit="parameter",
         limits=("bytes",),
-        hints=hints_of(
-            globals(),
-            "11.zero_step",
-            only_the_first_rank=lambda f: (
+        for_hints={
+            "only_the_first_rank": lambda f: (
                 right_in_places(f) and all(((w == flat(data(f.case, 0))).all() for w, _ in f.answers))
             ),
-            not_gathered=lambda f: (
+            "not_gathered": lambda f: (
                 right_in_places(f) and (not all((np.array_equal(w, f.answers[0][0]) for w, _ in f.answers)))
             ),
-            averaged=lambda f: stepped_by(f, lambda gradients: np.mean(gradients, axis=0)),
-            of_own_shards=lambda f: stepped_by(f, own_shards),
-        ),
+            "averaged": lambda f: stepped_by(f, lambda gradients: np.mean(gradients, axis=0)),
+            "of_own_shards": lambda f: stepped_by(f, own_shards),
+        },
     )
 ]

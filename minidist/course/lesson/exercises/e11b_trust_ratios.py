@@ -1,13 +1,9 @@
-"""Lesson 11b: a step with trust ratios of whole layers, on shards.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 11b: a step with trust ratios of whole layers, on shards."""
 
 import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, cut
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least
-from minidist.course.lesson.hint_file import hints_of
 
 
 def layers(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -99,6 +95,5 @@ EXERCISES = [
             f"{case.ranks} rank{'s' * (case.ranks != 1)}, {len(layers(case))} layer{'s' * (len(layers(case)) != 1)}"
         ),
         limits=("bytes", "messages"),
-        hints=hints_of(globals(), "11b.trust_ratio_step"),
     )
 ]

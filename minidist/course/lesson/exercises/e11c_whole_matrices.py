@@ -1,13 +1,9 @@
-"""Lesson 11c: Muon's step of matrices whose rows lie on several ranks, each computed by one owner.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 11c: Muon's step of matrices whose rows lie on several ranks, each computed by one owner."""
 
 import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, cut
 from minidist.course.lesson.exercise import Case, Exercise, Least
-from minidist.course.lesson.hint_file import hints_of
 from minidist.optim.muon import newton_schulz
 
 COLUMNS = 3
@@ -58,10 +54,6 @@ EXERCISES = [
             f"{'x' if len(matrices(case)) == 1 else 'ces'}"
         ),
         limits=("bytes",),
-        hints=hints_of(
-            globals(),
-            "11c.owners_compute",
-            shards_of_the_whole=lambda f: f.answers_are(shards(f.case, matrices(f.case))),
-        ),
+        for_hints={"shards_of_the_whole": lambda f: f.answers_are(shards(f.case, matrices(f.case)))},
     )
 ]

@@ -1,7 +1,4 @@
-"""Lesson 12: a forward pass over sharded layers whose gathers overlap with the layer before.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 12: a forward pass over sharded layers whose gathers overlap with the layer before."""
 
 from typing import Any
 
@@ -11,7 +8,6 @@ from minidist.base.memory import MemoryAccount
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Least, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 SECONDS = 2e-6  # of computing, for each rank that takes part: longer than a gather takes
 
@@ -95,11 +91,9 @@ EXERCISES = [
         par=Case(4, 6),
         unit="layer",
         limits=("bytes", "time", "memory"),
-        hints=hints_of(
-            globals(),
-            "12.prefetch",
-            not_a_number=lambda f: None not in f.answers and bool(np.isnan(np.asarray(f.answers, float)).any()),
-            own_ranks=lambda case: [float(rank) for rank in range(case.ranks)],
-        ),
+        for_hints={
+            "not_a_number": lambda f: None not in f.answers and bool(np.isnan(np.asarray(f.answers, float)).any()),
+            "own_ranks": lambda case: [float(rank) for rank in range(case.ranks)],
+        },
     )
 ]

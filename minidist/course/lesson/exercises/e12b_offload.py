@@ -1,7 +1,4 @@
-"""Lesson 12b: an optimizer's step on the host, piece by piece, that keeps the link and the host busy at once.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 12b: an optimizer's step on the host, piece by piece, that keeps the link and the host busy at once."""
 
 from typing import Any
 
@@ -10,7 +7,6 @@ import numpy as np
 from minidist.base.memory import MemoryAccount
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 SECONDS = 1e-5  # a piece on the link, each way
 STEPS = (0.5, 1.0, 2.0)  # times as long the host needs for a piece, by the case's seed
@@ -104,6 +100,5 @@ EXERCISES = [
         par=Case(1, 6, 1),
         unit="piece",
         limits=("time", "memory"),
-        hints=hints_of(globals(), "12b.offloaded_step"),
     )
 ]

@@ -1,7 +1,4 @@
-"""Lesson 14: an MLP and an attention whose matrices are cut into tiles, forward and backward.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 14: an MLP and an attention whose matrices are cut into tiles, forward and backward."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, reduced_to_all
-from minidist.course.lesson.hint_file import hints_of
 
 ROWS, WIDTH, HEAD = 3, 4, 2
 
@@ -120,17 +116,15 @@ EXERCISES = [
             f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.size} column{'s' * (case.size != 1)} of A on each"
         ),
         limits=("bytes",),
-        hints=hints_of(
-            globals(),
-            "14.parallel_mlp",
-            summed_twice=lambda f: f.answers_are([mlp_truth(f.case, f.case.ranks)] * f.case.ranks),
-            forward_not_summed=lambda case: [mlp_truth(case, backward=False)] * case.ranks,
-            gradient_not_summed=lambda case: [mlp_truth(case, forward=False)] * case.ranks,
-            averaged=lambda case: [mlp_truth(case, mean=True)] * case.ranks,
-            neither_summed=lambda f: answers(f, partial),
-            output_is_right=lambda f: answers(f, lambda case, rank: (mlp_truth(case)[0], partial(case, rank)[1])),
-            gradient_is_right=lambda f: answers(f, lambda case, rank: (partial(case, rank)[0], mlp_truth(case)[1])),
-        ),
+        for_hints={
+            "summed_twice": lambda f: f.answers_are([mlp_truth(f.case, f.case.ranks)] * f.case.ranks),
+            "forward_not_summed": lambda case: [mlp_truth(case, backward=False)] * case.ranks,
+            "gradient_not_summed": lambda case: [mlp_truth(case, forward=False)] * case.ranks,
+            "averaged": lambda case: [mlp_truth(case, mean=True)] * case.ranks,
+            "neither_summed": lambda f: answers(f, partial),
+            "output_is_right": lambda f: answers(f, lambda case, rank: (mlp_truth(case)[0], partial(case, rank)[1])),
+            "gradient_is_right": lambda f: answers(f, lambda case, rank: (partial(case, rank)[0], mlp_truth(case)[1])),
+        },
     ),
     Exercise(
         name="14.parallel_attention",
@@ -139,6 +133,5 @@ EXERCISES = [
         par=Case(4, 2),
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.ranks * max(1, case.size % 4)} heads",
         limits=("bytes",),
-        hints=hints_of(globals(), "14.parallel_attention"),
     ),
 ]

@@ -1,7 +1,4 @@
-"""Lesson 14b: an MLP between layers whose rows are split over the ranks, and a cross-entropy whose words are.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 14b: an MLP between layers whose rows are split over the ranks, and a cross-entropy whose words are."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +7,6 @@ import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, is_wrong
-from minidist.course.lesson.hint_file import hints_of
 
 ROWS = 5
 WIDTH, OWN = 4, 2  # of the MLP: the numbers of a row, and the rows of a rank
@@ -155,7 +151,6 @@ EXERCISES = [
             f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.size} column{'s' * (case.size != 1)} of A on each"
         ),
         limits=("bytes",),
-        hints=hints_of(globals(), "14b.split_mlp"),
     ),
     Exercise(
         name="14b.split_cross_entropy",
@@ -165,12 +160,10 @@ EXERCISES = [
         par=Case(4, 0),
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {8 * case.ranks + case.size} words",
         limits=("bytes",),
-        hints=hints_of(
-            globals(),
-            "14b.split_cross_entropy",
-            not_finite=lambda f: any(not np.isfinite(part).all() for a in f.answers if a is not None for part in a),
-            of_its_own_softmax=lambda f: by_rank(f, own_softmax),
-            always_negative=lambda f: all(np.all(np.asarray(a[0]) < 0) for a in f.answers),
-        ),
+        for_hints={
+            "not_finite": lambda f: any(not np.isfinite(part).all() for a in f.answers if a is not None for part in a),
+            "of_its_own_softmax": lambda f: by_rank(f, own_softmax),
+            "always_negative": lambda f: all(np.all(np.asarray(a[0]) < 0) for a in f.answers),
+        },
     ),
 ]

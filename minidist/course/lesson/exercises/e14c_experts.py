@@ -1,7 +1,4 @@
-"""Lesson 14c: slots and a loss that balances; dispatch of the tokens to their experts, and combine.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 14c: slots and a loss that balances; dispatch of the tokens to their experts, and combine."""
 
 from collections.abc import Callable, Sequence
 from math import ceil, prod
@@ -11,7 +8,6 @@ import numpy as np
 
 from minidist.core.autograd import Parameter, Tensor
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 WIDTH = 3
 
@@ -158,17 +154,15 @@ EXERCISES = [
             f"{case.size} token{'s' * (case.size != 1)}, {case.ranks} expert{'s' * (case.ranks != 1)},"
             f" capacity factor {routing(case)[1]}"
         ),
-        hints=hints_of(
-            globals(),
-            "14c.slots_and_balance",
-            rounded_down=lambda f: right_slots(f, slots_with(f.case, int)) and "slots" in wrong_in(f),
-            later_first=lambda f: right_slots(f, slots_with(f.case, later_first=True)) and "slots" in wrong_in(f),
-            mean_squared=lambda f: loss_is(f, lambda share, mean: float(len(share) * (mean @ mean))),
-            not_times_experts=lambda f: loss_is(f, lambda share, mean: float(share @ mean)),
-            kept_tokens_only=lambda f: {"loss"} <= wrong_in(f) and counts_kept_tokens(f),
-            gradient_only=lambda f: wrong_in(f) == {"gradient"},
-            slots_only=lambda f: wrong_in(f) == {"slots"},
-        ),
+        for_hints={
+            "rounded_down": lambda f: right_slots(f, slots_with(f.case, int)) and "slots" in wrong_in(f),
+            "later_first": lambda f: right_slots(f, slots_with(f.case, later_first=True)) and "slots" in wrong_in(f),
+            "mean_squared": lambda f: loss_is(f, lambda share, mean: float(len(share) * (mean @ mean))),
+            "not_times_experts": lambda f: loss_is(f, lambda share, mean: float(share @ mean)),
+            "kept_tokens_only": lambda f: {"loss"} <= wrong_in(f) and counts_kept_tokens(f),
+            "gradient_only": lambda f: wrong_in(f) == {"gradient"},
+            "slots_only": lambda f: wrong_in(f) == {"slots"},
+        },
     ),
     Exercise(
         name="14c.dispatch",
@@ -181,10 +175,6 @@ EXERCISES = [
             f" {shapes(case)[1]} slot{'s' * (shapes(case)[1] != 1)} each"
         ),
         limits=("bytes",),
-        hints=hints_of(
-            globals(),
-            "14c.dispatch",
-            unchanged=lambda f: f.answers_are([slots_of(f.case, rank) for rank in range(f.case.ranks)]),
-        ),
+        for_hints={"unchanged": lambda f: f.answers_are([slots_of(f.case, rank) for rank in range(f.case.ranks)])},
     ),
 ]

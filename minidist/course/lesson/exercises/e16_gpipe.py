@@ -1,7 +1,4 @@
-"""Lessons 16 and 17: write a pipeline schedule as lists; minidist's own validator and simulated clock check them.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lessons 16 and 17: write a pipeline schedule as lists; minidist's own validator and simulated clock check them."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""Lesson 17: 1F1B for every number of stages and micro-batches.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 17: 1F1B for every number of stages and micro-batches."""
 
 from minidist.course.lesson.exercises.e16_gpipe import as_good_as, exercise
 

@@ -1,14 +1,10 @@
-"""Lesson 17b: one stage of PipeDream, where each mini-batch keeps the weights it began with.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 17b: one stage of PipeDream, where each mini-batch keeps the weights it began with."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing, is_wrong
-from minidist.course.lesson.hint_file import hints_of
 
 Gradient = Callable[[int, np.ndarray], np.ndarray]  # (mini-batch, weights) -> its gradient at these weights
 RATE = 0.25
@@ -103,11 +99,9 @@ EXERCISES = [
         par=Case(1, 3, 3),
         label=lambda case: f"{case.size} forward{'s' * (case.size != 1)} ahead, {count(case)} mini-batches",
         communicates=False,
-        hints=hints_of(
-            globals(),
-            "17b.stashing",
-            latest_weights_used=lambda case: [tuple(latest_weights(*arguments(case)))],
-            more_than_ten=lambda f: count(f.case) > 10,
-        ),
+        for_hints={
+            "latest_weights_used": lambda case: [tuple(latest_weights(*arguments(case)))],
+            "more_than_ten": lambda f: count(f.case) > 10,
+        },
     )
 ]

@@ -1,7 +1,4 @@
-"""Lesson 17c: one stage of PipeDream-2BW, which keeps two versions of its weights.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 17c: one stage of PipeDream-2BW, which keeps two versions of its weights."""
 
 import weakref
 from collections.abc import Iterable, Sequence
@@ -12,7 +9,6 @@ import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, difference, drawing
 from minidist.course.lesson.exercises.e17b_weight_stashing import RATE, Gradient, gradient_of, start, wrong_length
-from minidist.course.lesson.hint_file import hints_of
 
 
 class CountedGradient:
@@ -96,11 +92,6 @@ EXERCISES = [
         ),
         communicates=False,
         generator=True,
-        hints=hints_of(
-            globals(),
-            "17c.two_versions",
-            wrong_length=wrong_length,
-            one_array_differs=lambda f: "arrays" not in f.message,
-        ),
+        for_hints={"wrong_length": wrong_length, "one_array_differs": lambda f: "arrays" not in f.message},
     )
 ]

@@ -1,7 +1,4 @@
-"""Lesson 19: beat 1F1B's time within its memory, by splitting the backward in two.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 19: beat 1F1B's time within its memory, by splitting the backward in two."""
 
 from collections.abc import Sequence
 from typing import Any

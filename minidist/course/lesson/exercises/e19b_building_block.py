@@ -1,7 +1,4 @@
-"""Lesson 19b: the building block of a V-shaped schedule, from the offsets that decide its memory.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 19b: the building block of a V-shaped schedule, from the offsets that decide its memory."""
 
 from collections.abc import Sequence
 from itertools import pairwise, product
@@ -10,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 OFFSETS = {"V-Min": (1, 1, 1, 1), "V-Half": (2, 1, 2, 1), "ZB-V": (4, 2, 4, 2)}
 
@@ -75,6 +71,5 @@ EXERCISES = [
             "minidist.core.pipeline.schedules",
             "minidist.pipeline.schedules",
         ),
-        hints=hints_of(globals(), "19b.building_block"),
     )
 ]

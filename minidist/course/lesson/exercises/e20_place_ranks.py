@@ -1,7 +1,4 @@
-"""Lesson 20: ranks of a mesh onto nodes, so that the axis with the most bytes stays inside.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 20: ranks of a mesh onto nodes, so that the axis with the most bytes stays inside."""
 
 import itertools
 from collections import Counter
@@ -11,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 
 def problem(case: Case) -> tuple[tuple[int, ...], list[float], int]:
@@ -82,6 +78,5 @@ EXERCISES = [
         par=Case(1, 8),
         label=lambda case: "mesh {}, traffic {}, nodes of {}".format(*problem(case)),
         communicates=False,
-        hints=hints_of(globals(), "20.place_ranks"),
     )
 ]

@@ -1,7 +1,4 @@
-"""Lesson 20b: the mesh of replicas and tensor parts that waits least, on paper.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 20b: the mesh of replicas and tensor parts that waits least, on paper."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure
-from minidist.course.lesson.hint_file import hints_of
 
 Mesh = tuple[int, int]
 
@@ -108,6 +104,6 @@ EXERCISES = [
         par=Case(1, 8),
         label=describe,
         communicates=False,
-        hints=hints_of(globals(), "20b.fastest_mesh", **{mistake: chosen_by(mistake) for mistake in MISTAKES}),
+        for_hints={mistake: chosen_by(mistake) for mistake in MISTAKES},
     )
 ]

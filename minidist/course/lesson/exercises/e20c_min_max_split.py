@@ -1,7 +1,4 @@
-"""Lesson 20c: layers that differ, cut into stages so that the slowest stage is as fast as possible.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 20c: layers that differ, cut into stages so that the slowest stage is as fast as possible."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise
-from minidist.course.lesson.hint_file import hints_of
 from minidist.pipeline.partition import by_slowest
 
 
@@ -64,10 +60,8 @@ EXERCISES = [
         label=lambda case: f"{case.size} layer{'s' * (case.size != 1)}, {case.seed} stage{'s' * (case.seed != 1)}",
         communicates=False,
         written_by_hand=("minidist.pipeline.partition",),
-        hints=hints_of(
-            globals(),
-            "20c.min_max_split",
-            ends_not_sizes=lambda f: len(f.answers[0]) > 1 and f.answers[0][-1] == f.case.size != sum(f.answers[0]),
-        ),
+        for_hints={
+            "ends_not_sizes": lambda f: len(f.answers[0]) > 1 and f.answers[0][-1] == f.case.size != sum(f.answers[0])
+        },
     )
 ]

@@ -1,7 +1,4 @@
-"""Lesson 20c: stages cut by measured times, on ranks of different speeds.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 20c: stages cut by measured times, on ranks of different speeds."""
 
 from collections.abc import Sequence
 from itertools import combinations, pairwise
@@ -10,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Least, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 
 def sizes_of(case: Case) -> list[int]:
@@ -79,6 +75,5 @@ EXERCISES = [
         label=lambda case: f"{case.size} layer{'s' * (case.size != 1)} on {case.ranks} rank{'s' * (case.ranks != 1)}",
         unit="layer",
         limits=("bytes",),
-        hints=hints_of(globals(), "20c.stages_by_time"),
     )
 ]

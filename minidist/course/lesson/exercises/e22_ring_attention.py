@@ -1,7 +1,4 @@
-"""Lesson 22: attention to keys and values that are passed round a ring, merged by an online softmax.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 22: attention to keys and values that are passed round a ring, merged by an online softmax."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +7,6 @@ import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least
-from minidist.course.lesson.hint_file import hints_of
 
 SIZE = 2
 
@@ -100,24 +96,22 @@ EXERCISES = [
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.ranks + case.size} tokens",
         limits=("bytes", "messages"),
         tolerance=1e-8,
-        hints=hints_of(
-            globals(),
-            "22.ring_attention",
-            averaged_blocks=lambda f: f.answers_are(blocks(f.case, lambda outputs, rank: outputs.mean(axis=0))),
-            first_block=lambda f: f.answers_are(blocks(f.case, lambda outputs, rank: outputs[0])),
-            other_scale=lambda f: any(
+        for_hints={
+            "averaged_blocks": lambda f: f.answers_are(blocks(f.case, lambda outputs, rank: outputs.mean(axis=0))),
+            "first_block": lambda f: f.answers_are(blocks(f.case, lambda outputs, rank: outputs[0])),
+            "other_scale": lambda f: any(
                 f.answers_are(split(f.case, attend(*scaled(f.case, by)))) for by in (SIZE**0.5, SIZE ** (-0.5))
             ),
-            keys_for_values=lambda case: split(case, attend(data(case)[0], *data(case)[:0:-1])),
-            not_rescaled=lambda f: any(
+            "keys_for_values": lambda case: split(case, attend(data(case)[0], *data(case)[:0:-1])),
+            "not_rescaled": lambda f: any(
                 (
                     f.answers_are(without_scaling(f.case, sums, outputs))
                     for sums, outputs in ((True, True), (True, False), (False, True))
                 )
             ),
-            of_the_right_direction=lambda f: bool(
+            "of_the_right_direction": lambda f: bool(
                 np.ptp(np.vstack(f.answers) / np.vstack(f.expected), axis=1).max() < 1e-09
             ),
-        ),
+        },
     )
 ]

@@ -1,7 +1,4 @@
-"""Lesson 22b: attention between two exchanges, of tokens for heads and back.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 22b: attention between two exchanges, of tokens for heads and back."""
 
 from typing import Any
 
@@ -10,7 +7,6 @@ import numpy as np
 from minidist.core.base.layout import offsets
 from minidist.course.lesson.exercise import Case, Exercise, Least
 from minidist.course.lesson.exercises.e22_ring_attention import SIZE, counts, split
-from minidist.course.lesson.hint_file import hints_of
 
 
 def heads(case: Case) -> int:
@@ -76,6 +72,5 @@ EXERCISES = [
         ),
         limits=("messages", "bytes"),
         tolerance=1e-8,
-        hints=hints_of(globals(), "22b.ulysses"),
     )
 ]

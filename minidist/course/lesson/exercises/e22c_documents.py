@@ -1,13 +1,9 @@
-"""Lesson 22c: which keys the queries of a rank see, when a sequence is split in zig-zag and holds several documents.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 22c: which keys the queries of a rank see, when a sequence is split in zig-zag and holds several documents."""
 
 import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.course.lesson.exercise import Case, Exercise
-from minidist.course.lesson.hint_file import hints_of
 from minidist.parallel.context.orders import sequence_positions
 
 SEPARATOR = 0
@@ -74,15 +70,13 @@ EXERCISES = [
         par=Case(1, 8, 8 * 2 + 1),
         label=lambda case: f"rank {_place(case)[0]} of {_place(case)[1]}, tokens {text(case).tolist()}",
         communicates=False,
-        hints=hints_of(
-            globals(),
-            "22c.visible",
-            negated=lambda f: f.answers_are([~f.expected[0]]),
-            without_itself=lambda case: [_right(case) & (np.arange(2 * case.size) != _rows(case)[:, None])],
-            all_visible=lambda f: "shape" not in f.message and bool(np.all(f.answers[0])),
-            without_documents=lambda f: f.answers_are([mistaken(f.case, "no documents")]),
-            separator_stands_alone=lambda f: f.answers_are([mistaken(f.case, "separator")]),
-            contiguous=lambda f: f.answers_are([mistaken(f.case, "contiguous")]) or "shape" in f.message,
-        ),
+        for_hints={
+            "negated": lambda f: f.answers_are([~f.expected[0]]),
+            "without_itself": lambda case: [_right(case) & (np.arange(2 * case.size) != _rows(case)[:, None])],
+            "all_visible": lambda f: "shape" not in f.message and bool(np.all(f.answers[0])),
+            "without_documents": lambda f: f.answers_are([mistaken(f.case, "no documents")]),
+            "separator_stands_alone": lambda f: f.answers_are([mistaken(f.case, "separator")]),
+            "contiguous": lambda f: f.answers_are([mistaken(f.case, "contiguous")]) or "shape" in f.message,
+        },
     )
 ]

@@ -1,7 +1,4 @@
-"""Lesson 26: a save that may die at any moment, and a load by another number of ranks.
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 26: a save that may die at any moment, and a load by another number of ranks."""
 
 import errno
 from collections.abc import Sequence
@@ -13,7 +10,6 @@ import numpy as np
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, drawing, is_wrong, standard_cases
-from minidist.course.lesson.hint_file import hints_of
 
 # A save that may die --------------------------------------------------------------------------------------------------
 
@@ -168,14 +164,12 @@ EXERCISES = [
         par=Case(1, 3),
         communicates=False,
         unit="file",
-        hints=hints_of(
-            globals(),
-            "26.save",
-            same_name_again=lambda f: f.case.seed == 1,
-            written_before_it_is_whole=lambda f: (
+        for_hints={
+            "same_name_again": lambda f: f.case.seed == 1,
+            "written_before_it_is_whole": lambda f: (
                 "half written" in f.message or ("not a whole checkpoint" in f.message and "step" in f.message)
             ),
-        ),
+        },
     ),
     Exercise(
         name="26.load",
@@ -185,6 +179,6 @@ EXERCISES = [
         cases=standard_cases,
         par=Case(4, 23, 12),
         limits=("time",),
-        hints=hints_of(globals(), "26.load", wrong_or_raised=lambda f: is_wrong(f) or f.raised(ValueError)),
+        for_hints={"wrong_or_raised": lambda f: is_wrong(f) or f.raised(ValueError)},
     ),
 ]

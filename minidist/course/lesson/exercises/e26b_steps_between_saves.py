@@ -1,13 +1,9 @@
-"""Lesson 26b: after how many steps should a job save?
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 26b: after how many steps should a job save?"""
 
 from collections.abc import Sequence
 from typing import Any
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 
 def problem(case: Case) -> tuple[int, float, float, float]:
@@ -66,11 +62,9 @@ EXERCISES = [
         par=Case(1, 1000),
         label=describe,
         communicates=False,
-        hints=hints_of(
-            globals(),
-            "26b.steps_between_saves",
-            rounded=lambda f: abs(f.answers[0] - least(f.case)) == 1,
-            none_at_all=lambda f: f.answers[0] < 1,
-        ),
+        for_hints={
+            "rounded": lambda f: abs(f.answers[0] - least(f.case)) == 1,
+            "none_at_all": lambda f: f.answers[0] < 1,
+        },
     )
 ]

@@ -1,12 +1,8 @@
-"""Lesson 28: are the replicas still equal, bit for bit, without sending them?
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 28: are the replicas still equal, bit for bit, without sending them?"""
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, drawing
-from minidist.course.lesson.hint_file import hints_of
+from minidist.course.lesson.exercise import Case, Exercise, Least, drawing
 
 
 def replicas(case: Case) -> list[np.ndarray]:
@@ -35,10 +31,6 @@ def cases() -> list[Case]:
     ]
 
 
-def compared_sums(failure: Failure) -> bool:
-    return failure.kind == "wrong" and failure.case.seed % 3 == 1 and failure.answers[0] == -1
-
-
 EXERCISES = [
     Exercise(
         name="28.first_difference",
@@ -50,8 +42,9 @@ EXERCISES = [
         par=Case(4, 100, 1),
         limits=("bytes",),
         unit="weight",
-        hints=hints_of(
-            globals(), "28.first_difference", ranks_differ=lambda f: any(answer != f.answers[0] for answer in f.answers)
-        ),
+        for_hints={
+            "compared_sums": lambda f: f.kind == "wrong" and f.case.seed % 3 == 1 and f.answers[0] == -1,
+            "ranks_differ": lambda f: any(answer != f.answers[0] for answer in f.answers),
+        },
     )
 ]

@@ -1,7 +1,4 @@
-"""Lesson 28: which training steps compute another gradient than one device does?
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 28: which training steps compute another gradient than one device does?"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +8,6 @@ import numpy as np
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 SHOWN = 4  # steps of a case
 
@@ -135,13 +131,11 @@ EXERCISES = [
         draw=drawing((1, 6), (6, 40)),
         par=Case(3, 11, 1),
         unit="row",
-        hints=hints_of(
-            globals(),
-            "28.wrong_steps",
-            ranks_differ=lambda f: any(list(answer) != list(f.answers[0]) for answer in f.answers),
-            right_ones_named=lambda f: bool(set(f.answers[0]) - set(truth(f.case))),
-            missed_exchange=lambda f: missed(f, entries_exchanged),
-            missed_last=lambda f: missed(f, last_keeps_its_own),
-        ),
+        for_hints={
+            "ranks_differ": lambda f: any(list(answer) != list(f.answers[0]) for answer in f.answers),
+            "right_ones_named": lambda f: bool(set(f.answers[0]) - set(truth(f.case))),
+            "missed_exchange": lambda f: missed(f, entries_exchanged),
+            "missed_last": lambda f: missed(f, last_keeps_its_own),
+        },
     )
 ]

@@ -1,12 +1,8 @@
-"""Lesson 28b: have all ranks together read each sample once, without sending the numbers of the samples?
-
-Proved by: tests/lesson/test_exercises.py
-"""
+"""Lesson 28b: have all ranks together read each sample once, without sending the numbers of the samples?"""
 
 import numpy as np
 
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, drawing
-from minidist.course.lesson.hint_file import hints_of
 
 # What is read in place of what, by the seed: the same numbers of samples with the same sum, and with the same sum of
 # squares too.
@@ -59,8 +55,6 @@ EXERCISES = [
         par=Case(4, 80, 5),
         limits=("bytes",),
         unit="sample",
-        hints=hints_of(
-            globals(), "28b.read_once", ranks_differ=lambda f: any(answer != f.answers[0] for answer in f.answers)
-        ),
+        for_hints={"ranks_differ": lambda f: any(answer != f.answers[0] for answer in f.answers)},
     )
 ]

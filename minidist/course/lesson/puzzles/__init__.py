@@ -13,12 +13,12 @@ Proved by: tests/lesson/test_puzzles.py
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from minidist.base.read_file import parse_toml
 from minidist.base.traces import Trace
+from minidist.course.lesson.catalogue import exercises_of
 from minidist.course.lesson.exercise import Case, Exercise
 from minidist.course.lesson.hint_file import hint_of
 
@@ -64,8 +64,8 @@ def puzzle_of(item: Item, names: Mapping[str, Any], kinds: Kinds) -> Puzzle:
     """Return the puzzle of an item of a row's file: of an exercise that it makes, or of one of a lesson."""
     stub, picture, text = item["stub"].strip("\n"), names.get(item.get("picture", "")), item["text"]
     if "exercise" in item:
-        lesson = import_module(f"minidist.course.lesson.exercises.{item['file']}")
-        exercise = next(exercise for exercise in lesson.EXERCISES if exercise.name == item["exercise"])
+        of_lesson = exercises_of(f"minidist.course.lesson.exercises.{item['file']}")
+        exercise = next(exercise for exercise in of_lesson if exercise.name == item["exercise"])
         return Puzzle(item["name"], item["title"], text, stub, exercise, picture)
 
     settings = kinds[item["kind"]](item) if "kind" in item else next(iter(kinds.values()))(item)

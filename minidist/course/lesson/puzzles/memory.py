@@ -6,8 +6,6 @@ Names say what an array is made from, in a network of layers 1 to n:
     a3           the output of layer 3, from a2 (and from p3 where the weights must be gathered)
     g3           the gradient of a3: from a3 for the last layer, else from g4 (and p4)
     w3           the gradient of layer 3's weights, from a2 and g3
-
-Proved by: tests/lesson/test_puzzles.py
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""The row of messages: m01 to m20.
-
-Proved by: tests/lesson/test_puzzles.py
-"""
+"""The row of messages: m01 to m20."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -62,58 +59,41 @@ def rows(case: Case, *from_first: int) -> np.ndarray:
     return np.where(np.isin(np.arange(case.ranks), kept)[:, None], table, 0.0)
 
 
-# What every rank returns.
-everyone = from_rank(lambda rank, n: 0)
-swapped = from_rank(lambda rank, n: 1 - rank)
-unchanged = from_rank(lambda rank, n: rank)
-from_rank_1 = from_rank(lambda rank, n: 1)
-from_the_last = from_rank(lambda rank, n: n - 1)
-from_two_to_the_left = from_rank(lambda rank, n: (rank - 2) % n)
-from_two_to_the_right = from_rank(lambda rank, n: (rank + 2) % n)
-
-# The least that must be sent.
-others = each_number(lambda case: case.ranks - 1)
-one_from_each = each_number(lambda case: case.ranks)
-all_to_all = each_number(lambda case: case.ranks * (case.ranks - 1))
-two_messages = each_number(lambda case: 2)
-half_a_message = each_number(lambda case: 1, part=2)
-
-
-def doubled(case: Case) -> list[np.ndarray]:
-    return [2 * data(case, 0)] * 2
-
-
-def sum_everywhere(case: Case) -> list[np.ndarray]:
-    return [sums(case)[-1]] * case.ranks
-
-
-def sum_on_rank_0(case: Case) -> list[np.ndarray]:
-    return [sums(case)[-1], *unchanged(case)[1:]]
-
-
-def table_everywhere(case: Case) -> list[np.ndarray]:
-    return [rows(case)] * case.ranks
-
-
-def table_on_rank_0(case: Case) -> list[np.ndarray]:
-    return [rows(case), *unchanged(case)[1:]]
-
-
-def first_row_on_rank_0(case: Case) -> list[np.ndarray]:
-    return [rows(case, 0), *unchanged(case)[1:]]
-
-
 def two_rows(case: Case) -> list[np.ndarray]:
     """Return the table with a rank's own row and that of the rank before it."""
     return [rows(case, rank, (rank - 1) % case.ranks) for rank in range(case.ranks)]
 
 
-def summed_once(case: Case) -> Least:
-    return summed(case.ranks, 1, case.size)
-
-
-def summed_everywhere(case: Case) -> Least:
-    return summed(case.ranks, case.ranks, case.size)
+unchanged = from_rank(lambda rank, n: rank)
+# What every rank returns, by the name that the file has for it.
+ANSWERS: dict[str, Callable[[Case], Sequence[np.ndarray]]] = {
+    "everyone": from_rank(lambda rank, n: 0),
+    "unchanged": unchanged,
+    "swapped": from_rank(lambda rank, n: 1 - rank),
+    "from_rank_1": from_rank(lambda rank, n: 1),
+    "from_the_last": from_rank(lambda rank, n: n - 1),
+    "from_two_to_the_left": from_rank(lambda rank, n: (rank - 2) % n),
+    "from_two_to_the_right": from_rank(lambda rank, n: (rank + 2) % n),
+    "doubled": lambda case: [2 * data(case, 0)] * 2,
+    "half_of_rank_0": half_of_rank_0,
+    "sums": sums,
+    "sum_everywhere": lambda case: [sums(case)[-1]] * case.ranks,
+    "sum_on_rank_0": lambda case: [sums(case)[-1], *unchanged(case)[1:]],
+    "table_everywhere": lambda case: [rows(case)] * case.ranks,
+    "table_on_rank_0": lambda case: [rows(case), *unchanged(case)[1:]],
+    "first_row_on_rank_0": lambda case: [rows(case, 0), *unchanged(case)[1:]],
+    "two_rows": two_rows,
+}
+# The least that must be sent.
+LEAST: dict[str, Callable[[Case], Least]] = {
+    "others": each_number(lambda case: case.ranks - 1),
+    "one_from_each": each_number(lambda case: case.ranks),
+    "all_to_all": each_number(lambda case: case.ranks * (case.ranks - 1)),
+    "two_messages": each_number(lambda case: 2),
+    "half_a_message": each_number(lambda case: 1, part=2),
+    "summed_once": lambda case: summed(case.ranks, 1, case.size),
+    "summed_everywhere": lambda case: summed(case.ranks, case.ranks, case.size),
+}
 
 
 def row_is_missing(failure: Failure) -> bool:
@@ -123,14 +103,14 @@ def row_is_missing(failure: Failure) -> bool:
 def message(item: Item) -> dict[str, Any]:
     """Return the settings of a puzzle whose ranks get an array each; the target is messages and their bytes."""
     return {
-        "arguments": globals()[item.get("arguments", "own")],
-        "expected": globals()[item["expected"]],
-        "least": globals()[item["least"]],
+        "arguments": {"own": own, "table_of": table_of}[item.get("arguments", "own")],
+        "expected": ANSWERS[item["expected"]],
+        "least": LEAST[item["least"]],
         "limits": tuple(item.get("limits", MESSAGES)),
         "forbidden": tuple(item.get("forbidden", ())),
         "note": NOTE,
     }
 
 
-PUZZLES = puzzles_of("messages", globals(), {"message": message})
+PUZZLES = puzzles_of("messages", {**ANSWERS, "row_is_missing": row_is_missing}, {"message": message})
 EXERCISES = own_exercises(PUZZLES)

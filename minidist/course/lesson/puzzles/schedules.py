@@ -2,8 +2,6 @@
 
 F takes 1 µs and B 2 µs, or I and W 1 µs each; messages take no time. A micro-batch holds 1,000 B on a stage from its F
 to its B (or W). The picture is that of the plan, as far as it runs.
-
-Proved by: tests/lesson/test_puzzles.py
 """
 
 from collections.abc import Sequence

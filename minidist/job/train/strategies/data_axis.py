@@ -18,9 +18,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array, is_half
 from minidist.core.comm import Comm
 from minidist.core.train import data_axis
-from minidist.core.train.data_axis import Group
 from minidist.job.checkpoint.held import SINGLE, LocalShard, ReplicaId
-from minidist.job.train.job import Job
 from minidist.nn.segments import recomputed_modules
 from minidist.optim import block_square_sums, clip_by_norm_
 from minidist.parallel import reduced_elements
@@ -66,13 +64,7 @@ class Replicas(NamedTuple):
 
 
 class DataAxis(data_axis.DataAxis):
-    """Parameters that lie whole on this rank, as a job sees them.
-
-    place: this rank among those of the data axis; None: no other rank holds the same. techniques: what they keep of it,
-    by their keys.
-    """
-
-    place: Comm | None = None
+    """Parameters that lie whole on this rank, as a job sees them. techniques: what they keep of it, by their keys."""
 
     @cached_property
     def techniques(self) -> dict[str, Any]:
@@ -161,7 +153,7 @@ class DataAxis(data_axis.DataAxis):
             self.experts,
             units=[flat.padded_numel for flat in self.flats],
             # Of a bucket, the elements of its message; without reducers there is none.
-            buckets=[bucket.slice.stop - bucket.slice.start for reducer in self.reducers for bucket in reducer.buckets],
+            buckets=[bucket.size for reducer in self.reducers for bucket in reducer.buckets],
             parameters={p.name: p.size for p in self.parameters if p.requires_grad},
             held=len(self.weights()),
             reduced=reduced,
@@ -172,10 +164,6 @@ class DataAxis(data_axis.DataAxis):
 
 class Replicated(data_axis.Replicated, DataAxis):
     """Data parallelism in a job: every rank holds all parameters, gradients and optimizer state."""
-
-    def __init__(self, job: Job, group: Group) -> None:
-        super().__init__(job, group)
-        self.place = group.comm
 
     def replicas_on(self, comm: Comm) -> Replicas:
         replica = ReplicaId(comm.rank, comm.size)

@@ -57,8 +57,7 @@ class ReplicaAlone(DataAxis):
     def __init__(self, job: Job, group: Group) -> None:
         flat = FlatParameters(group.parameters)
         self.meeting, self.factor = meeting_of(job, group, [flat], group.comm, lambda: make_optimizer(job, flat, group))
-        super().__init__([flat], self.meeting.optimizer, group.module, group.stage)
-        self.place = group.comm
+        super().__init__([flat], self.meeting.optimizer, group.module, group)
 
     def step(self) -> None:
         flat = self.flats[0]
@@ -95,7 +94,7 @@ class SharedReplica(Sharded):
 
     def __init__(self, job: Job, group: Group) -> None:
         mesh = mesh_of_replicas(group.comm, job.config.dp_replicate)
-        super().__init__(job, replace(group, comm=mesh["shard"], mesh=mesh["shard"]))  # type: ignore[arg-type]
+        super().__init__(job, replace(group, comm=mesh["shard"], mesh=mesh["shard"]))  # type: ignore[arg-type, call-arg]
         # From now on the shards of this rank meet those of the other replicas.
         self.mesh: Any = mesh
         self.place, inner = group.comm, self.optimizer

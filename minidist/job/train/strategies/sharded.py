@@ -73,10 +73,6 @@ class _EmptyOptimizer:
 class ShardedOptimizer(data_axis.ShardedOptimizer, Sharded):
     """ZeRO 1 and 2 in a job: the class of this name in `core/train/data_axis.py`, and its part of a checkpoint."""
 
-    def __init__(self, job: Job, group: Group) -> None:
-        super().__init__(job, group)
-        self.place = group.comm
-
     def replicas_on(self, comm: Comm) -> Replicas:
         return Replicas(ReplicaId(comm.rank, comm.size))
 
