@@ -21,7 +21,7 @@ LINES = {
     "comm": 6_737,
     "commands": 5_463,
     "course": 13_206,
-    "core": 8_999,
+    "core": 8_995,
     "data": 1_627,
     "debug": 9_624,
     "job": 8_484,
