@@ -178,8 +178,7 @@ def _plan(model: Any, sequence_parallel: bool) -> Any:
     sequence_parallel: norms and dropout work on a part of the sequence. The plan maps patterns of module names to
     styles, see `parallelize_module`.
     """
-    config = getattr(model, "config", None)
-    if sequence_parallel or getattr(config, "n_experts", False) or hasattr(config, "num_local_experts"):
+    if sequence_parallel or hasattr(model, "config"):
         from minidist.parallel.expert.tensor_parallel import plan_of
 
         return plan_of(model, sequence_parallel)

@@ -19,18 +19,14 @@ from minidist.core.base import hooks
 from minidist.core.base.arrays import ndarray
 from minidist.core.comm.communicator import MAX_TAG
 
-# MPI copies a short message into memory that the ranks share. A longer one is read out of the sender's array, whose
-# lines are then in the caches of both cores; the sender's next write invalidates them. Up to 64 KiB a copy costs less.
-BUFFERED, COPIED = 5 * 1024, hooks.read_by_others  # bytes
-
 
 class DirectMessages(CheckedMessages):
     """Messages of an MPIWorld that checks and records nothing."""
 
     def sendrecv(self, outgoing: ndarray, dest: int, incoming: ndarray, source: int, tag: int | None = None) -> None:
         # Streams go on while a request is waited for, and an array on a GPU is copied.
-        world, own_tag = self.world, tag is not None and self.highest_tag != MAX_TAG
-        if world.active or own_tag or outgoing.__class__ is not ndarray:
+        world = self.world
+        if world.active or outgoing.__class__ is not ndarray or (tag is not None and self.highest_tag != MAX_TAG):
             super().sendrecv(outgoing, dest, incoming, source, tag)
             return
 
@@ -38,10 +34,8 @@ class DirectMessages(CheckedMessages):
         handle, BYTE, ranks = world.handles.get(self.context), world.BYTE, self.ranks
         if handle is None:
             raise world.cannot_be_used(self, NOWHERE)
-        to, origin, nbytes = ranks[dest], ranks[source], outgoing.nbytes
-        if BUFFERED < nbytes <= COPIED:
-            outgoing = outgoing.copy()
-        world.waiting = (self, dest, source, tag, nbytes)  # the watchdog makes an Exchanging of it
+        to, origin = ranks[dest], ranks[source]
+        world.waiting = (self, dest, source, tag, outgoing.nbytes)  # the watchdog makes an Exchanging of it
 
         # With more ranks than cores a spinning wait keeps the partner from running: test, and yield.
         try:

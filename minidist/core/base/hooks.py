@@ -84,8 +84,8 @@ dropped_weights = cut_run = shard_with_options = replica_reducers = not_in_the_c
 choosers: dict[str, Callable[[Any, str, int], str]] = {}
 # Each looks at a graph before backward visits it: (pass, root node, gradient of its output).
 backward_checks: list[Callable[[Any, Any, Any], None]] = []
-# Bytes: the sum of a longer array is left to `special_sum`. Where each rank is a process, another core reads a longer
-# message from the array itself, which makes the next write into it slow; a shorter message is copied first.
+# Bytes: the sum of a longer array is left to `special_sum`. Where each rank is a process, another core reads a message
+# from the array itself, which makes the next write into it slow.
 read_by_others = inf
 
 # What returns a value without a library, too.

@@ -1,7 +1,8 @@
 """Where the pieces of a global array are, as data: nothing here knows a communicator.
 
-A strategy decides *that* a tensor is split, and a `Layout` says *how*: into chunks of nearly equal size, over which
-axis, along which dim.
+A `Layout` says how a tensor is split: over which axis of ranks, along which dim, into chunks of nearly equal size.
+
+    8 columns over 3 ranks:   | 0 1 2 | 3 4 5 | 6 7 |   sizes 3, 3, 2
 
 Proved by: tests/parallel/test_tensor.py
 """

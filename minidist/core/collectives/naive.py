@@ -1,7 +1,7 @@
 """The simplest algorithms: a broadcast directly from the root, and an all-to-all with one partner after the other.
 
-The root's port carries (n-1) messages while the others wait, so time grows with n where a tree's grows with log n. The
-*pairwise* exchange has no root: in step s rank r sends to r+s and receives from r-s.
+    broadcast      0 ──▶ 1, then 0 ──▶ 2, then 0 ──▶ 3: (n-1) messages through one port, where a tree has log2 n steps
+    all-to-all     in step s = 1, 2, 3 rank r sends to r+s and receives from r-s: the pairwise exchange has no root
 
 Proved by: tests/collectives/test_collectives.py, tests/collectives/test_closed_form.py
 """

@@ -46,14 +46,10 @@ class Mesh:
 
     def _slice(self, names: tuple[str, ...]) -> Comm:
         # All ranks that differ from this one on the named axes only.
-        axes = [self.axis_names.index(name) for name in names]
-        index: list[Any] = list(self.coordinate)
-        label = "x".join(names)
-        for axis, (name, at) in enumerate(zip(self.axis_names, self.coordinate, strict=True)):
-            if axis in axes:
-                index[axis] = slice(None)
-            else:
-                label += f"_{name}{at}"
+        index, label = list[Any](), "x".join(names)
+        for name, at in zip(self.axis_names, self.coordinate, strict=True):
+            index.append(slice(None) if name in names else at)
+            label += "" if name in names else f"_{name}{at}"
         return self.comm.group(self.ranks[tuple(index)].reshape(-1).tolist(), label)
 
     def __getitem__(self, names: str | tuple[str, ...]) -> Comm:

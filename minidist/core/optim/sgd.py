@@ -1,8 +1,8 @@
 """Stochastic gradient descent, plain and with momentum: the baseline, and the method with the least state.
 
-Plain SGD has no state; momentum is one array as large as the parameters. Sources: B. Polyak, "Some methods of speeding
-up the convergence of iteration methods" (1964), the heavy ball; I. Sutskever et al., "On the importance of
-initialization and momentum in deep learning" (ICML 2013), section 2, Nesterov's form.
+Plain SGD, w -= lr g, has no state; momentum, v = mu v + g and w -= lr v, is one array as large as the parameters.
+Sources: B. Polyak, "Some methods of speeding up the convergence of iteration methods" (1964), the heavy ball; I.
+Sutskever et al., "On the importance of initialization and momentum in deep learning" (ICML 2013), section 2, Nesterov.
 
 Where the sources differ, `SGD` is PyTorch's `torch.optim.SGD`: the learning rate multiplies the whole buffer at each
 step (the paper folds it into the buffer, which differs when the rate changes), the buffer starts as the first gradient,

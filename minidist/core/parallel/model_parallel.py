@@ -57,10 +57,8 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
                 module = _put(module, name, style(get_module(module, name), context, name))
 
     # What no style has split is whole on every rank; a tied parameter must be split wherever it is used.
-    # A dict: the whole weights are freed in this order, so a trace's memory is the same in each run.
-    split = {whole: shard for whole, shard in context.shards.items() if shard is not whole}
     for name, parameter in module._all_parameters():
-        if parameter in split:
+        if context.shards.get(parameter, parameter) is not parameter:
             hooks.refusals().refuse_shared(name, parameter)
         if parameter.layout is None:
             context.replica_of(parameter)
@@ -104,12 +102,12 @@ def gpt_plan(vocab_size: int) -> Styles:
 
 
 def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan:
-    """Return the plan of a model: what `hooks.plan_of` has for it, or Megatron's for a GPT."""
+    """Return the plan of a model: Megatron's for a GPT, or what `hooks.plan_of` has for it."""
+    if isinstance(model, GPT) and not (sequence_parallel or model.config.n_experts):
+        return gpt_plan(model.config.vocab_size)
     plan: Plan = hooks.plan_of(model, sequence_parallel)
     if plan:
         return plan
-    if isinstance(model, GPT) and not sequence_parallel:
-        return gpt_plan(model.config.vocab_size)
     raise UsageError(f"there is no tensor-parallel plan for a {type(model).__name__}; pass one to parallelize_module")
 
 

@@ -66,9 +66,7 @@ class DataAxis:
     shards: Sequence[Shard] = ()
     each = False
 
-    def __init__(
-        self, flats: list[FlatParameters], optimizer: Any, model: Any = None, group: Group | None = None
-    ) -> None:
+    def __init__(self, flats: list[FlatParameters], optimizer: Any, model: Any, group: Group | None = None) -> None:
         self.flats, self.optimizer, self.model = flats, optimizer, model
         self.stage, self.experts = (0, False) if group is None else (group.stage, group.experts)
         self.place = None if group is None else group.comm

@@ -66,7 +66,7 @@ class UnitAxis(DataAxis):
 
     def __init__(self, unit: UnitVersions, stage: int, replica: ReplicaId, updates: Callable[[int], int]) -> None:
         optimizer = _CountedOptimizer(unit.optimizer, updates)
-        super().__init__([unit.flat], optimizer)
+        super().__init__([unit.flat], optimizer, model=None)
         self.stage, self.replica = stage, replica
 
     @property

@@ -1,5 +1,7 @@
 """The softmax, and softmax and cross-entropy as one node: the loss of a classifier or language model.
 
+    loss = log(sum_j exp(z_j)) - z_target     its gradient: softmax(z), minus 1 at the target
+
 Proved by: tests/autograd/test_fused.py, tests/autograd/test_operations.py
 """
 

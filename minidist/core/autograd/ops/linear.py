@@ -1,7 +1,8 @@
 """Matrix products, the look-up of rows, and the fused affine map: product, bias and activation in one node.
 
-Input gradient and weight gradient are separate products. The derivative of the activation is applied once, in
-`prepare`, for both; it is computed in forward and stored, so nothing of the forward is repeated.
+    y = f(z), z = x W + b     dz = dy * f'(z)     dx = dz W^T     dW = x^T dz     db = sum of the rows of dz
+
+Forward keeps f'(z), of GELU, or the result, of ReLU. `prepare` multiplies by f'(z) once for both products of backward.
 
 GELU is the tanh form (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016), value and derivative in one pass: x/2
 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3). The pass goes block by block, and a block stays in the cache.

@@ -153,7 +153,7 @@ class DataAxis(data_axis.DataAxis):
             self.experts,
             units=[flat.padded_numel for flat in self.flats],
             # Of a bucket, the elements of its message; without reducers there is none.
-            buckets=[bucket.slice.stop - bucket.slice.start for reducer in self.reducers for bucket in reducer.buckets],
+            buckets=[bucket.size for reducer in self.reducers for bucket in reducer.buckets],
             parameters={p.name: p.size for p in self.parameters if p.requires_grad},
             held=len(self.weights()),
             reduced=reduced,

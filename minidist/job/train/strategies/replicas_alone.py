@@ -94,7 +94,7 @@ class SharedReplica(Sharded):
 
     def __init__(self, job: Job, group: Group) -> None:
         mesh = mesh_of_replicas(group.comm, job.config.dp_replicate)
-        super().__init__(job, replace(group, comm=mesh["shard"], mesh=mesh["shard"]))  # type: ignore[arg-type]
+        super().__init__(job, replace(group, comm=mesh["shard"], mesh=mesh["shard"]))  # type: ignore[arg-type, call-arg]
         # From now on the shards of this rank meet those of the other replicas.
         self.mesh: Any = mesh
         self.place, inner = group.comm, self.optimizer
