@@ -173,7 +173,7 @@ def _optimizer_attribute(optimizer: Any, name: str) -> Any:
 
 
 def _plan(model: Any, sequence_parallel: bool) -> Any:
-    """Return the tensor-parallel plan of a model of this package that the core does not have, or None.
+    """Return a plan that the core does not have, or None: of a GPT with experts or a split sequence, a Llama, an MLP.
 
     sequence_parallel: norms and dropout work on a part of the sequence. The plan maps patterns of module names to
     styles, see `parallelize_module`.

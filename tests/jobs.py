@@ -23,7 +23,7 @@ def sent_bytes(world):
 
 
 def train_in_closed_form(ranks, config):
-    """Train on simulated ranks and assert that the bytes of every purpose equal the closed form; return both."""
+    """Train on simulated ranks, assert that the bytes of every purpose equal the closed form; return results, bytes."""
     world = SimWorld(ranks)
     results = world.run(train, config)
     return results, in_closed_form(config, results, sent_bytes(world))
@@ -46,10 +46,10 @@ def equals_one_device(ranks, config):
 
 
 def train_compared(world, config, main=train):
-    """Train and compare each step with one device, assert that all are equal; return results, verdict and bytes.
+    """Train, assert that each step equals that of one device, and return the results, the verdict and the bytes.
 
-    One job does what `equals_one_device` and `train_in_closed_form` need one for each: what is gathered to be compared
-    is of the purpose of a checkpoint, which is left out of the bytes.
+    One job is enough for the assertions of `equals_one_device` and `train_in_closed_form`: what ranks gather for the
+    comparison is sent for the purpose `checkpoint`, which is left out of the bytes.
     """
     assert config.save is None
     dims, expected = resolve_dims(config, world.size), expected_snapshots(config, world.size)
@@ -69,13 +69,13 @@ def train_compared(world, config, main=train):
 
 
 def equals_one_device_in_closed_form(ranks, config):
-    """Do what `equals_one_device` and `train_in_closed_form` do with one job; return the verdict and the bytes."""
+    """Assert what `equals_one_device` and `train_in_closed_form` do, with one job; return the verdict and the bytes."""
     results, verdict, measured = train_compared(SimWorld(ranks), config)
     return verdict, in_closed_form(config, results, measured)
 
 
 def replicas_equal_one_device(ranks, config, ranks_of_a_replica=1):
-    """Compare each replica that trains alone with a device of its own, bit for bit; return what these have."""
+    """Compare each replica that trains alone with one device, bit for bit; return the snapshots of these devices."""
     expected = replicas_reference(config, resolve_batches(config, ranks))  # once for all
     of_data_axis = len(expected) * ranks_of_a_replica
     number = [rank % of_data_axis // ranks_of_a_replica for rank in range(ranks)]

@@ -36,9 +36,9 @@ def tree_of(path):
 
 
 def proofs(path):
-    """The test files that a module's docstring names, or that of its package; None when neither has `Proved by: ...`.
+    """The test files that the docstring of a module or of its package names after `Proved by:`, or None.
 
-    It is the last paragraph. The tests that a package names are those of all its modules.
+    These words begin the last paragraph. The tests that a package names are those of its modules that name none.
     """
     for file in (path, path.with_name("__init__.py")):
         docstring = ast.get_docstring(tree_of(file)) or ""

@@ -22,7 +22,7 @@ transpose, zeros_like = np.transpose, np.zeros_like
 
 @cache
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return the dtype in words: "float32", "bfloat16". Cached: the dtype's own `str` takes a microsecond."""
+    """Return the name of a dtype: "float32", "bfloat16". Cached, because `str(dtype)` takes a microsecond."""
     return str(dtype)
 
 

@@ -4,7 +4,7 @@ A number with a few zeros too many, from a flag or a damaged file, is refused wi
 take all memory of the machine, or never end. The limits are far above what a laptop can run.
 
 Numbers that a program passes (a learning rate, a divisor) go through `check_number` and `check_whole`: True is not 1
-there, and NaN, for which every comparison is false, is refused. The last functions are refusals of the core's base.
+there, and NaN, for which every comparison is false, is refused. The last functions raise the errors of `core/base`.
 
 Proved by: tests/base/test_limits.py
 """
@@ -117,7 +117,7 @@ def check_chunks(total: Any, parts: Any) -> None:
 
 
 def check_cuts(layout: Any) -> None:
-    """Raise ValueError unless a `Layout` names one dim for each axis, and cuts a tensor over two axes in one block."""
+    """Raise ValueError unless a `Layout` has a dim for each axis; over several axes it has one block, unpadded."""
     axes, dims = layout.axes, layout.dims
     if len(axes) != len(dims):
         raise ValueError(f"layout has {len(axes)} axes {axes} but {len(dims)} dims {dims}")
@@ -126,12 +126,12 @@ def check_cuts(layout: Any) -> None:
 
 
 def refuse_law(law: Any, name: Any) -> NoReturn:
-    """Raise ValueError: no initial weights are drawn by this law."""
+    """Raise ValueError: there is no law of this name for initial weights."""
     raise ValueError(
         f"unknown law {quoted(law)} of the initial weight {quoted(name)}; one of normal, uniform, constant"
     )
 
 
 def refuse_purpose(name: Any, purposes: Iterable[str]) -> NoReturn:
-    """Raise UsageError: messages are not sent for this purpose."""
+    """Raise UsageError: there is no message purpose of this name."""
     raise UsageError(f"unknown message purpose {quoted(name)}; one of {', '.join(purposes)}; new_purpose adds it")

@@ -55,8 +55,8 @@ def choose(comm: Any, operation: str, nbytes: int) -> str:
     if choices is not None and (known := choices.get((operation, nbytes))) is not None:
         return known  # type: ignore[no-any-return]
 
-    # MPI ranks have a table of measured times. The first call measures or reads it, and this involves all ranks. Groups
-    # of some ranks have the formulas, and so have long arrays where only the first size was measured.
+    # MPI ranks have a table of measured times. The first call measures or reads it, and this involves all ranks. For
+    # groups of some ranks formulas choose, and so they do for longer arrays where only the first size was measured.
     if isinstance(comm.world, MPIWorld):
         links, measured = LinkModel(), _table(comm, operation)
         taken = measured.fastest(nbytes) if measured is not None else None

@@ -18,10 +18,10 @@ are spread over the whole measurement:
     visit 3   ...
 
 The algorithm that was chosen for the size before (for the first size the formulas' choice) is chosen again, unless
-another one has a median that is lower by more than a twentieth. An algorithm that is clearly slower, in more than half
-of the rounds, is not called any more, which leaves the time to the others. At sizes for which not even
-3 rounds fit into their share of the time, another one is not called: one that took more than twice as long as the best
-at the size before, and falls behind with the size. (Of times a + b * bytes the ratio goes one way.)
+the median of another one is lower by more than 5 %. An algorithm that is clearly slower than the best one is not called
+any more, which leaves the time to the others. Where not even 3 rounds fit into a visit's share of the time, an
+algorithm is not called at all if it took at least twice as long as the best one at the size before, and its ratio to
+the best one grew by 5 % or more there. (The ratio of two times of the form a + b * bytes is monotonic in the bytes.)
 
 This takes about BUDGET seconds. Sizes for which there is no time are left out: their times are extrapolated from the
 last two sizes, and where only one was measured, formulas choose. Rank 0 reports the measurement in one line and stores
@@ -74,7 +74,7 @@ CALLS = 4  # in a row, where there is time
 BUDGET = 3.0  # seconds
 VERSION = 4  # of what is measured, and how
 CHECKED = 10  # rounds after which algorithms that are clearly slower are left out
-EQUAL, SLOWER, FAR = 1.05, 1.25, 2.0  # ratios of times: within noise, not, and shown by few rounds
+EQUAL, SLOWER, FAR = 1.05, 1.25, 2.0  # ratios of times: equal within noise, clearly slower, slower by far
 MEASURE, FORMULAS = -1.0, -2.0  # sent in place of seconds: there is no table; no table is to be used
 
 # Variables that choose how messages travel: of UCX, libfabric, MPICH and Open MPI.
@@ -199,20 +199,20 @@ def _keep(place: Path | None, table: np.ndarray, what: str, seconds: float) -> N
 
 
 @dataclass
-class _Race:
-    """What is known of one size.
+class _Measurement:
+    """The measurement of one size.
 
-    racing: which algorithms are called. seconds: a round's time, expected or measured. rounds: the seconds of each
-    round, of the slowest rank; NaN where an algorithm was not called.
+    called: which algorithms the next round calls. seconds: a round's time, expected or measured. rounds: the seconds of
+    each algorithm in each round, on the slowest rank; NaN where it was not called.
     """
 
-    racing: np.ndarray
+    called: np.ndarray
     seconds: float
     rounds: list[np.ndarray] = field(default_factory=list)
 
     @property
     def ratios(self) -> np.ndarray:
-        """The time of each algorithm in relation to the best one."""
+        """The time of each algorithm divided by that of the best one."""
         scores, best, _ = _scores(np.array(self.rounds))
         ratios: np.ndarray = scores / scores[best]
         return ratios
@@ -220,23 +220,23 @@ class _Race:
 
 def _measure(comm: Comm, operation: str, algorithms: Mapping[str, Algorithm]) -> np.ndarray:
     """Measure and return the seconds of each algorithm at each size; all ranks return the same table. Collective."""
-    began, elapsed, races = time.perf_counter(), 0.0, list[_Race]()
+    began, elapsed, done = time.perf_counter(), 0.0, list[_Measurement]()
     for turn in range(VISITS):
-        for column, nbytes in enumerate(SIZES if turn == 0 else SIZES[: len(races)]):
-            race = _next_race(races, len(algorithms)) if turn == 0 else races[column]
+        for column, nbytes in enumerate(SIZES if turn == 0 else SIZES[: len(done)]):
+            of_size = _next_size(done, len(algorithms)) if turn == 0 else done[column]
 
-            # Sizes for which there is no time are not visited: one call a round, and the uncounted round.
-            if elapsed + (LEAST_ROUNDS + 1) * race.seconds > BUDGET:
+            # A size is left out if there is no time for the uncounted round and LEAST_ROUNDS others, of one call each.
+            if elapsed + (LEAST_ROUNDS + 1) * of_size.seconds > BUDGET:
                 break
             if turn == 0:
-                races.append(race)
+                done.append(of_size)
             until = began + _share() * (turn * len(SIZES) + column + 1)
-            elapsed = _visit(comm, operation, algorithms, race, nbytes, until) - began
+            elapsed = _visit(comm, operation, algorithms, of_size, nbytes, until) - began
 
-    # Judge the sizes in turn. An algorithm that was not called is as far behind the best as at the size before.
+    # Choose for one size after the other. An algorithm that was not called keeps its ratio to the best one.
     table, incumbent = np.full((len(algorithms), len(SIZES)), inf), _usual(operation, comm.size)
-    for column, race in enumerate(races):
-        times, incumbent = _judged(np.array(race.rounds), incumbent)
+    for column, of_size in enumerate(done):
+        times, incumbent = _judged(np.array(of_size.rounds), incumbent)
         table[:, column] = times
         if column:
             before = table[:, column - 1] / table[:, column - 1].min()
@@ -249,47 +249,50 @@ def _share() -> float:
     return BUDGET / (VISITS * len(SIZES))
 
 
-def _next_race(races: Sequence[_Race], algorithms: int) -> _Race:
-    """Return the race of the next size. A call takes longer by the same factor as before, at most four."""
+def _next_size(done: Sequence[_Measurement], algorithms: int) -> _Measurement:
+    """Return the measurement of the next size: a round is expected to grow by the same factor as before, at most 4."""
     everyone = np.ones(algorithms, bool)
-    if len(races) < 2:
-        return _Race(everyone, 4 * races[0].seconds if races else 0.0)
-    last, before = races[-1], races[-2]
+    if len(done) < 2:
+        return _Measurement(everyone, 4 * done[0].seconds if done else 0.0)
+    last, before = done[-1], done[-2]
     seconds = min(4.0, last.seconds / before.seconds) * last.seconds
     if (LEAST_ROUNDS + 1) * seconds < _share():
-        return _Race(everyone, seconds)
-    return _Race((last.ratios < FAR) | (last.ratios < EQUAL * before.ratios), seconds)
+        return _Measurement(everyone, seconds)
+    return _Measurement((last.ratios < FAR) | (last.ratios < EQUAL * before.ratios), seconds)
 
 
 def _visit(
-    comm: Comm, operation: str, algorithms: Mapping[str, Algorithm], race: _Race, nbytes: int, until: float
+    comm: Comm, operation: str, algorithms: Mapping[str, Algorithm], of_size: _Measurement, nbytes: int, until: float
 ) -> float:
-    """Measure rounds of one size until this time, at least LEAST_ROUNDS, and return the time. Collective."""
+    """Measure LEAST_ROUNDS to MOST_ROUNDS rounds of one size, and return when the last one ends. Collective.
+
+    until: the time after which no further round begins.
+    """
     # `np.full` writes to the arrays, so that their pages exist before the first call.
     call = Call.of_size(operation, comm.size, nbytes // 4)
     arguments = call.arguments(comm.rank, lambda size: np.full(size, 0.0, np.float32))
     entries, calls = list(algorithms.items()), 1
 
-    # Each round ends with a maximum over ranks: of the times, and of the seconds by which it is too late, so that all
+    # Each round ends with a maximum over ranks: of the times, and of the seconds that have passed since `until`. So all
     # ranks stop after the same round. The first round, which opens connections and loads caches, is not counted; it
     # shows whether there is time for several calls in a row. Odd rounds go backwards, so that no algorithm always
     # follows the same one.
     for number in range(MOST_ROUNDS + 1):
         agreed = np.full(len(entries) + 1, np.nan)
-        for row in np.flatnonzero(race.racing)[:: -1 if number % 2 else 1]:
+        for row in np.flatnonzero(of_size.called)[:: -1 if number % 2 else 1]:
             name, entry = entries[row]
             run = partial(_call, comm, f"{operation}/{name}", entry.run, arguments)
             agreed[row] = _seconds(comm, run, calls)
         agreed[-1] = time.perf_counter() - until
         doubling = comm.collective("all_reduce/recursive_doubling max tuning")
         ALGORITHMS["all_reduce"]["recursive_doubling"].run(doubling, agreed, "max")
-        race.seconds = float(agreed[:-1][race.racing].sum())
+        of_size.seconds = float(agreed[:-1][of_size.called].sum())
         if number == 0:
-            calls = CALLS if LEAST_ROUNDS * CALLS * race.seconds < _share() else 1
+            calls = CALLS if LEAST_ROUNDS * CALLS * of_size.seconds < _share() else 1
             continue
-        race.rounds.append(agreed[:-1])
+        of_size.rounds.append(agreed[:-1])
         if number % LEAST_ROUNDS == 0:
-            race.racing &= ~_lost(np.array(race.rounds))
+            of_size.called &= ~_clearly_slower(np.array(of_size.rounds))
         if number >= LEAST_ROUNDS and agreed[-1] > 0:
             break
     return until + float(agreed[-1])
@@ -298,15 +301,15 @@ def _visit(
 def _scores(rounds: np.ndarray) -> tuple[np.ndarray, int, float]:
     """Return the median of each algorithm's share of a round's time, the algorithm with the least, and a round's time.
 
-    rounds: seconds, a row per round and a column per algorithm; NaN from the round on in which it was left out, and the
-    share of an algorithm that was never called is NaN. The time of a round is the geometric mean of those that were
-    called in all rounds.
+    rounds: seconds, a row per round and a column per algorithm; NaN from the round on in which it was left out. The
+    share of an algorithm that was never called is NaN. The time of a round is the geometric mean of the algorithms that
+    were called in all rounds.
     """
-    racing, called = ~np.isnan(rounds[-1]), ~np.isnan(rounds[0])
-    times = np.exp(np.log(rounds[:, racing]).mean(axis=1))
+    always, called = ~np.isnan(rounds[-1]), ~np.isnan(rounds[0])
+    times = np.exp(np.log(rounds[:, always]).mean(axis=1))
     scores = np.full(len(called), np.nan)
     scores[called] = np.nanmedian(rounds[:, called] / times[:, None], axis=0)
-    return scores, int(np.where(racing, scores, inf).argmin()), float(np.median(times))
+    return scores, int(np.where(always, scores, inf).argmin()), float(np.median(times))
 
 
 def _lead(rounds: np.ndarray, first: int) -> np.ndarray:
@@ -321,10 +324,10 @@ def _lead(rounds: np.ndarray, first: int) -> np.ndarray:
     return lead
 
 
-def _lost(rounds: np.ndarray) -> np.ndarray:
-    """Return which algorithms are clearly slower than the best one, and by more than SLOWER.
+def _clearly_slower(rounds: np.ndarray) -> np.ndarray:
+    """Return which algorithms are clearly slower than the best one, and take more than SLOWER times as long.
 
-    This takes CHECKED rounds. For one that takes more than FAR times as long in each of them, four are enough.
+    At least CHECKED rounds show this; four are enough for an algorithm that takes more than FAR times as long in each.
     """
     scores, best, _ = _scores(rounds)
     clearly: np.ndarray = (_lead(rounds, best) > 1) & (scores > SLOWER * scores[best]) & (len(rounds) >= CHECKED)
@@ -333,10 +336,10 @@ def _lost(rounds: np.ndarray) -> np.ndarray:
 
 
 def _judged(rounds: np.ndarray, incumbent: int) -> tuple[np.ndarray, int]:
-    """Return the seconds of each algorithm in these rounds, and which one is chosen: it has the least.
+    """Return the seconds of each algorithm in these rounds, and which one is chosen: the one with the least.
 
-    incumbent: that of the size before, which is chosen again unless it was left out, or the best one is faster by more
-    than EQUAL. An algorithm that was never called has NaN seconds.
+    incumbent: that of the size before. It is chosen again unless it was left out, or takes more than EQUAL times as
+    long as the best one. An algorithm that was never called has NaN seconds.
     """
     scores, taken, time_of_round = _scores(rounds)
     if not np.isnan(rounds[-1, incumbent]) and scores[incumbent] <= EQUAL * scores[taken]:

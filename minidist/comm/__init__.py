@@ -13,7 +13,7 @@ unlike_calls.py     the sentence about the first call in which ranks differ
 communicator.py     the communicator that a program is given
 errors.py           one class per way in which messages go wrong
 message_checks.py   what can be wrong with a message on one rank alone
-message_refusals.py a message that is not plain, and the sentences about it
+message_refusals.py the check of a message that is not plain, and its errors
 buffers.py          which memory a message uses
 call_site.py        the user's line on which an operation started, or at which another thread is
 program_lines.py    the user's line of an error

@@ -1,7 +1,7 @@
 """What can be wrong with a message on one rank alone, refused with the line of the program before anything is sent.
 
-A message is plain when its array is contiguous, and its rank and tag are integers in their ranges. All others are
-looked at by `message_refusals.py`, which is imported with the first of them.
+A message is plain when its array is contiguous, and its rank and tag are integers in their ranges.
+`message_refusals.py` checks all others; it is imported with the first of them.
 
 Proved by: tests/comm/test_conformance.py, tests/misuse/test_misuse.py
 """

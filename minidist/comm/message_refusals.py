@@ -1,6 +1,7 @@
-"""Looks at a message that is not plain: it is one after all, or refused with the line of the program and a remedy.
+"""Checks a message that is not plain: it can be sent, or is refused with the line of the program and a remedy.
 
-Imported with the first one: see `message_checks.py`. comm: a `CheckedMessages`, which makes the message.
+This module is imported with the first such message, see `message_checks.py`. comm: the `CheckedMessages` that sends or
+receives it.
 
 Proved by: tests/comm/test_conformance.py, tests/misuse/test_misuse.py
 """
@@ -17,11 +18,11 @@ MASKED = "a masked array, whose mask is not sent; pass array.filled(0), or the d
 
 
 def check(comm: Any, kind: str, array: Any, peer: Any) -> int:
-    """Return the peer of a message as an int of Python's; UsageError for what is no rank or cannot be sent."""
+    """Return the peer of a message as a Python int; raise UsageError for what is no rank or cannot be sent."""
     number = _whole(comm, "rank", peer)
     if not 0 <= number < comm.size and (number != ANY or kind == "send"):
         raise _refusal(comm, f"{kind} names rank {number}, but {comm.name} has ranks 0..{comm.size - 1}")
-    # An array of numbers, contiguous and, of a receive, writeable.
+    # An array of numbers, contiguous and, for a receive, writeable.
     flags = getattr(array, "flags", None)  # one on a GPU has no `writeable`
     if flags is None or not flags.c_contiguous or (kind == "receive" and not getattr(flags, "writeable", True)):
         raise _refusal(comm, f"{kind} of {_why_not(array)}")
@@ -37,7 +38,7 @@ def check(comm: Any, kind: str, array: Any, peer: Any) -> int:
 
 
 def tag_named(comm: Any, tag: Any) -> int:
-    """Return the tag that a message names, as an int of Python's; UsageError for what is no tag."""
+    """Return the tag that a message names, as a Python int; raise UsageError for what is no tag."""
     number = _whole(comm, "tag", tag)
     if not 0 <= number <= comm.highest_tag:
         where = " inside a collective call" if comm.highest_tag != MAX_TAG else ""
@@ -46,7 +47,7 @@ def tag_named(comm: Any, tag: Any) -> int:
 
 
 def _whole(comm: Any, what: str, value: Any) -> int:
-    """Return a rank or a tag as an int of Python's; one of NumPy's would go into traces and reports."""
+    """Return a rank or a tag as a Python int, because an integer of NumPy's would go into traces and reports."""
     try:
         number: int = operator.index(value)
         return number
@@ -57,7 +58,7 @@ def _whole(comm: Any, what: str, value: Any) -> int:
 
 
 def no_request(comm: Any, call: str, value: Any) -> UsageError:
-    """Return the error for something else in the place of a request, or of several."""
+    """Return the error for a value that is passed in place of a request, or of several."""
     return UsageError(
         f"rank {comm.rank}: {call} for {_article(value)}, at {comm.site or call_site(sys._getframe(1))}; pass"
         " what isend or irecv returned (a Work has its method wait())"

@@ -38,7 +38,7 @@ from minidist.core.nn.module import Module
 from minidist.core.parallel.data_parallel import Bucket
 from minidist.nn.ops.in_place import SAMPLED, sample_step
 
-OVER = ", mean over "  # in what the guard says of gradients, before what their losses are means over: "22 rows"
+OVER = ", mean over "  # precedes, in the description of gradients, what their losses are means over: "22 rows"
 DIGEST_BYTES = 16  # of the fingerprints of the model's names and shapes and of the settings, which all ranks compare
 
 # Of each wrapper that whole gradients are given to: what every rank must pass equal.

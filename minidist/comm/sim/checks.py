@@ -116,7 +116,7 @@ class CallWatch:
         ):
             return False
 
-        # Only a difference loads what explains it.
+        # What explains a difference is imported only when there is one.
         from minidist.comm.header import compare, header_of, is_of_replicas
 
         lines = f"{send.site}" if send.site == receive.site else f"{send.site} (sender) and {receive.site} (receiver)"

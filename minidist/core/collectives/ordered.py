@@ -26,7 +26,7 @@ from minidist.core.comm.communicator import PointToPoint
     "reduce_scatter",
     "ordered",
     sends=lambda sizes, rank: (len(sizes) - 1, sum(sizes) - sizes[rank]),
-    # n-1 chunks leave one after the other without a wait in between, so one latency for all.
+    # n-1 chunks leave one after the other without a wait in between, so there is one latency for all.
     seconds=lambda nbytes, n, alpha, beta, overhead=0.0: fan(nbytes / n, n, alpha, beta, overhead),
 )
 def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:

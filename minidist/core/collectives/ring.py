@@ -9,7 +9,7 @@ Reduce-scatter, 4 ranks; chunk j travels once around, collects each rank's part 
 All-gather takes the same steps without adding; all-reduce is a reduce-scatter and then an all-gather. In an all-reduce
 a rank sends 2 (n-1)/n of the array, the least that is possible, in 2 (n-1) steps, more than many other algorithms take.
 Additions are in the ring's order, so the bits of a sum depend on the chunk boundaries; with `ordered` they do not.
-The closed forms are in the decorators; `Algorithm` in calls.py says what they count.
+The closed forms are in the decorators; `Algorithm` in calls.py explains `sends` and `seconds`.
 
 Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69 (2009).
 

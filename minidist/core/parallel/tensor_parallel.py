@@ -354,7 +354,7 @@ def shard_words(whole: Parameter, context: ShardContext) -> Parameter:
 
 
 def split_loss(model: Any, context: ShardContext, name: str, *, vocab_size: int) -> Any:
-    """Return a language model whose loss is computed from split logits; without targets a hook may gather them."""
+    """Return a language model that computes its loss from split logits; without targets a hook may gather them."""
     model.loss_fn = partial(vocab_parallel_cross_entropy, comm=context.comm, vocab_size=vocab_size)
     model.logits_fn = hooks.gather_logits(context.comm, vocab_size) or model.logits_fn
     return model

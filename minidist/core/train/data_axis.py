@@ -57,9 +57,9 @@ class Group:
 class DataAxis:
     """Parameters that lie whole on this rank, with their optimizer: one rank alone. The base class of the others.
 
-    model: what a forward pass calls. group: of the parameters; None where no other rank has a part in them. place: this
-    rank on the axis. reducers, shards: of its units, where gradients are reduced or sharded. each: backward reduces
-    them in every micro-batch (ZeRO 2 and 3), not once in a step.
+    model: what a forward pass calls. group: of the parameters; None where no other rank shares them. place: the
+    communicator of the group. reducers, shards: of its units, where gradients are reduced or sharded. each: backward
+    reduces gradients in every micro-batch (ZeRO 2 and 3), not once in a step.
     """
 
     reducers: Sequence[GradientReducer] = ()

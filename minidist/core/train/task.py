@@ -4,7 +4,7 @@
     replica (dp rank)            0      |      1           on every rank and in every layout
 
 A loss is divided by the rows or tokens of the whole step, so the sum over all micro-batches is the mean. `global_loss`
-adds them in their global order.
+adds the losses of all ranks in their global order.
 
 How the ranks of a job share its model and its batch: a degree for each axis, and what is chosen on each of them.
 

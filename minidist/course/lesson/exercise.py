@@ -151,8 +151,8 @@ class Exercise:
     - par: the case on which par is printed.
     - functions: their names in a submission, where it does not pass them to `check`. adapter: makes of a
       submission's names the function that is judged.
-    - hints: by default those that hints.toml has for its name. for_hints: functions that these name, by name, in
-      addition to those of the exercise's file.
+    - hints: by default those that hints.toml has for its name. for_hints: the functions that only these hints use, by
+      their names in hints.toml.
     - communicates: False for one rank alone.
     - generator: the answer, or one of its `functions`, may be a generator function; that of other exercises may not.
     """

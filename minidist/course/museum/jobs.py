@@ -168,7 +168,7 @@ def recorded(ranks: int, main: Callable[[Comm], tuple[list[float], Tensors]], **
 
 
 def on_ranks(ranks: int, **world: Any) -> Callable[[Callable[..., Any]], Callable[..., Recording]]:
-    """Make of a rank's program a job that runs it on simulated ranks; its arguments are those that follow comm."""
+    """Turn a program of one rank into a job, which runs it on simulated ranks with the arguments that follow comm."""
 
     def job_of(program: Callable[..., tuple[list[float], Tensors]]) -> Callable[..., Recording]:
         @wraps(program)

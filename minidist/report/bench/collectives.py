@@ -48,7 +48,7 @@ KIB = 1024
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB, 16384 * KIB, 65536 * KIB)  # bytes
 ROUND_SECONDS, MAX_CALLS = 0.1, 1000  # a side's share of a round: its time, and its number of calls at most
 OPPONENTS = ("MPI_Allreduce", "mpi4py", "gloo")
-TOLERANCE = 1.1  # a ratio of the chosen algorithm to the best one that matters
+TOLERANCE = 1.1  # a higher ratio of the chosen algorithm's time to that of the best one is reported
 BEST = "best of ours"  # the algorithm with the least median
 # The goals of its ratio to MPI_Allreduce: up to this number of bytes, and above them.
 GOALS, GOAL_ABOVE = {64 * KIB: 1.3, 1024 * KIB: 1.1}, 0.8

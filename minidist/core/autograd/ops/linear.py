@@ -2,7 +2,7 @@
 
     y = f(z), z = x W + b     dz = dy * f'(z)     dx = dz W^T     dW = x^T dz     db = sum of the rows of dz
 
-Forward keeps f'(z), of GELU, or the result, of ReLU. `prepare` multiplies by f'(z) once for both products of backward.
+Forward keeps f'(z) for GELU, and y for ReLU. `prepare` computes dz once, for both products of backward.
 
 GELU is the tanh form (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016), value and derivative in one pass: x/2
 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3). The pass goes block by block, and a block stays in the cache.

@@ -65,7 +65,7 @@ def two_rows(case: Case) -> list[np.ndarray]:
 
 
 unchanged = from_rank(lambda rank, n: rank)
-# What every rank returns, by the name that the file has for it.
+# What every rank returns, by its name in messages.toml.
 ANSWERS: dict[str, Callable[[Case], Sequence[np.ndarray]]] = {
     "everyone": from_rank(lambda rank, n: 0),
     "unchanged": unchanged,
@@ -84,7 +84,7 @@ ANSWERS: dict[str, Callable[[Case], Sequence[np.ndarray]]] = {
     "first_row_on_rank_0": lambda case: [rows(case, 0), *unchanged(case)[1:]],
     "two_rows": two_rows,
 }
-# The least that must be sent.
+# The least that must be sent, by its name in messages.toml.
 LEAST: dict[str, Callable[[Case], Least]] = {
     "others": each_number(lambda case: case.ranks - 1),
     "one_from_each": each_number(lambda case: case.ranks),

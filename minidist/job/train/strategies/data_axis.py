@@ -64,7 +64,7 @@ class Replicas(NamedTuple):
 
 
 class DataAxis(data_axis.DataAxis):
-    """Parameters that lie whole on this rank, as a job sees them. techniques: what they keep of it, by their keys."""
+    """Parameters that lie whole on this rank, as a job sees them. techniques: state of techniques, by their keys."""
 
     @cached_property
     def techniques(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class DataAxis(data_axis.DataAxis):
             self.stage,
             self.experts,
             units=[flat.padded_numel for flat in self.flats],
-            # Of a bucket, the elements of its message; without reducers there is none.
+            # The elements of each bucket's message; there are no buckets without reducers.
             buckets=[bucket.size for reducer in self.reducers for bucket in reducer.buckets],
             parameters={p.name: p.size for p in self.parameters if p.requires_grad},
             held=len(self.weights()),
