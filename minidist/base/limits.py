@@ -108,12 +108,12 @@ def check_whole(name: str, value: Any, least: int = 0) -> int:
 def check_chunks(total: Any, parts: Any) -> None:
     """Raise UsageError unless a number of elements can be cut into chunks: two whole numbers, at least one part."""
     try:
-        if parts < 1:
-            raise UsageError(f"cannot cut {total} elements into {parts} parts; parts must be at least 1")
         for number in (total, parts):
             operator.index(number)
     except TypeError:
         raise UsageError(f"chunk_sizes({quoted(total)}, {quoted(parts)}); pass two whole numbers") from None
+    if parts < 1:
+        raise UsageError(f"cannot cut {total} elements into {parts} parts; parts must be at least 1")
 
 
 def check_cuts(layout: Any) -> None:

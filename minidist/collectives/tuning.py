@@ -202,12 +202,12 @@ def _keep(place: Path | None, table: np.ndarray, what: str, seconds: float) -> N
 class _Measurement:
     """The measurement of one size.
 
-    called: which algorithms the next round calls. seconds: a round's time, expected or measured. rounds: the seconds of
-    each algorithm in each round, on the slowest rank; NaN where it was not called.
+    called: which algorithms the next round calls. seconds: of a call of each algorithm, expected or the median that was
+    measured. rounds: the seconds of each algorithm in each round, on the slowest rank; NaN where it was not called.
     """
 
     called: np.ndarray
-    seconds: float
+    seconds: np.ndarray
     rounds: list[np.ndarray] = field(default_factory=list)
 
     @property
@@ -222,13 +222,13 @@ def _measure(comm: Comm, operation: str, algorithms: Mapping[str, Algorithm]) ->
     """Measure and return the seconds of each algorithm at each size; all ranks return the same table. Collective."""
     began, elapsed, done = time.perf_counter(), 0.0, list[_Measurement]()
     for turn in range(VISITS):
-        for column, nbytes in enumerate(SIZES if turn == 0 else SIZES[: len(done)]):
-            of_size = _next_size(done, len(algorithms)) if turn == 0 else done[column]
+        for column, nbytes in enumerate(SIZES):
+            of_size = done[column] if column < len(done) else _next_size(done, len(algorithms))
 
-            # A size is left out if there is no time for the uncounted round and LEAST_ROUNDS others, of one call each.
-            if elapsed + (LEAST_ROUNDS + 1) * of_size.seconds > BUDGET:
+            # The sizes end where there is no time for the uncounted round and LEAST_ROUNDS others, of one call each.
+            if elapsed + (LEAST_ROUNDS + 1) * of_size.seconds[of_size.called].sum() > BUDGET:
                 break
-            if turn == 0:
+            if column == len(done):
                 done.append(of_size)
             until = began + _share() * (turn * len(SIZES) + column + 1)
             elapsed = _visit(comm, operation, algorithms, of_size, nbytes, until) - began
@@ -250,15 +250,12 @@ def _share() -> float:
 
 
 def _next_size(done: Sequence[_Measurement], algorithms: int) -> _Measurement:
-    """Return the measurement of the next size: a round is expected to grow by the same factor as before, at most 4."""
-    everyone = np.ones(algorithms, bool)
-    if len(done) < 2:
-        return _Measurement(everyone, 4 * done[0].seconds if done else 0.0)
-    last, before = done[-1], done[-2]
-    seconds = min(4.0, last.seconds / before.seconds) * last.seconds
-    if (LEAST_ROUNDS + 1) * seconds < _share():
-        return _Measurement(everyone, seconds)
-    return _Measurement((last.ratios < FAR) | (last.ratios < EQUAL * before.ratios), seconds)
+    """Return the measurement of the next size. A call is expected to take four times as long as at the last one."""
+    seconds = 4 * done[-1].seconds if done else np.zeros(algorithms)
+    if len(done) < 2 or (LEAST_ROUNDS + 1) * seconds.sum() < _share():
+        return _Measurement(np.ones(algorithms, bool), seconds)
+    last, before = done[-1].ratios, done[-2].ratios
+    return _Measurement((last < FAR) | (last < EQUAL * before), seconds)
 
 
 def _visit(
@@ -286,16 +283,25 @@ def _visit(
         agreed[-1] = time.perf_counter() - until
         doubling = comm.collective("all_reduce/recursive_doubling max tuning")
         ALGORITHMS["all_reduce"]["recursive_doubling"].run(doubling, agreed, "max")
-        of_size.seconds = float(agreed[:-1][of_size.called].sum())
         if number == 0:
-            calls = CALLS if LEAST_ROUNDS * CALLS * of_size.seconds < _share() else 1
+            total = agreed[:-1][of_size.called].sum()
+            calls = CALLS if LEAST_ROUNDS * CALLS * total < _share() else 1
             continue
         of_size.rounds.append(agreed[:-1])
         if number % LEAST_ROUNDS == 0:
             of_size.called &= ~_clearly_slower(np.array(of_size.rounds))
         if number >= LEAST_ROUNDS and agreed[-1] > 0:
             break
+    of_size.seconds = _medians(np.array(of_size.rounds))
     return until + float(agreed[-1])
+
+
+def _medians(rounds: np.ndarray) -> np.ndarray:
+    """Return the median of each column; NaN of an algorithm that was never called."""
+    called = ~np.isnan(rounds[0])
+    medians = np.full(len(called), np.nan)
+    medians[called] = np.nanmedian(rounds[:, called], axis=0)
+    return medians
 
 
 def _scores(rounds: np.ndarray) -> tuple[np.ndarray, int, float]:
@@ -305,10 +311,9 @@ def _scores(rounds: np.ndarray) -> tuple[np.ndarray, int, float]:
     share of an algorithm that was never called is NaN. The time of a round is the geometric mean of the algorithms that
     were called in all rounds.
     """
-    always, called = ~np.isnan(rounds[-1]), ~np.isnan(rounds[0])
+    always = ~np.isnan(rounds[-1])
     times = np.exp(np.log(rounds[:, always]).mean(axis=1))
-    scores = np.full(len(called), np.nan)
-    scores[called] = np.nanmedian(rounds[:, called] / times[:, None], axis=0)
+    scores = _medians(rounds / times[:, None])
     return scores, int(np.where(always, scores, inf).argmin()), float(np.median(times))
 
 

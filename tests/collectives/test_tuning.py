@@ -1,5 +1,6 @@
 """Measured times of collectives: one table for all ranks, kept for the next run; what is sent, and what is chosen."""
 
+from collections import Counter
 from math import inf
 from types import SimpleNamespace
 
@@ -146,6 +147,52 @@ def test_equal_algorithms_do_not_take_turns(monkeypatch):
     monkeypatch.setattr(tuning, "_seconds", on_a_busy_machine(1, true, 0.05))
     measured = SimWorld(1).run(tuning._measure, "all_reduce", candidates("all_reduce"))[0]
     assert len({MeasuredTimes(NAMES, measured).fastest(nbytes) for nbytes in SIZES}) == 1
+
+
+def columns_of(monkeypatch, seconds_of):
+    """The sizes that are measured where call number i of a size takes seconds_of(i, nbytes) by a clock that says 0."""
+    monkeypatch.setattr(tuning, "MOST_ROUNDS", 3)
+    called = Counter()
+
+    def seconds(comm, call, calls):
+        nbytes = call.args[3][0].nbytes
+        called[nbytes] += 1
+        return seconds_of(called[nbytes], nbytes)
+
+    monkeypatch.setattr(tuning, "_seconds", seconds)
+    measured = SimWorld(1).run(tuning._measure, "all_reduce", candidates("all_reduce"))[0]
+    return MeasuredTimes(NAMES, measured).columns
+
+
+def test_a_size_is_left_out_when_its_calls_are_expected_to_take_too_long(monkeypatch):
+    """Those of 256 KiB take 0.05 s, so those of 1 MiB should take 0.2 s: 4 rounds of 9 calls do not fit into 3 s.
+
+    One call that is delayed, in the last round of a visit, says nothing of the next size. Where three rounds are
+    delayed, and no later one, the third visit goes on with the size at which the first one ended.
+    """
+    visit = 4 * len(NAMES)
+    assert columns_of(monkeypatch, lambda number, nbytes: 0.05 if nbytes == SIZES[3] else 1e-3) == 4
+    for delayed in (visit - len(NAMES) + 1, visit):
+        assert columns_of(monkeypatch, lambda number, nbytes, at=delayed: 0.2 if number == at else 1e-3) == len(SIZES)
+    first = range(1, visit + 1)
+    assert columns_of(monkeypatch, lambda i, nbytes: 0.05 if nbytes == SIZES[3] and i in first else 1e-3) == len(SIZES)
+
+
+def test_a_visit_ends_at_its_share_of_the_time(monkeypatch):
+    """A call takes a second of this clock, and a visit has 300 seconds: 33 rounds of 9 calls, where 100 are allowed."""
+    now, called = [0.0], Counter()
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(tuning, "BUDGET", 300.0 * tuning.VISITS * len(SIZES))
+
+    def seconds(comm, call, calls):
+        now[0] += 1.0
+        called[call.args[3][0].nbytes] += 1
+        return 1.0
+
+    monkeypatch.setattr(tuning, "_seconds", seconds)
+    SimWorld(1).run(tuning._measure, "all_reduce", candidates("all_reduce"))
+    assert list(called) == list(SIZES)
+    assert set(called.values()) <= set(range(900 - 9, 900 + 10))
 
 
 def test_an_algorithm_is_left_out_when_it_is_clearly_slower():

@@ -132,6 +132,14 @@ CALLS = {
         r"chunk_sizes\(array\(\[4\]\), 2\); pass two whole",
     ),
     "no parts": (lambda c: chunk_sizes(4, 0), "cannot cut 4 elements into 0 parts; parts must be at least 1"),
+    "several numbers of parts": (
+        lambda c: chunk_sizes(7, np.array([2, 3])),
+        r"chunk_sizes\(7, array\(\[2, 3\]\)\); pass two whole",
+    ),
+    "no rank in a subclass of the core's world": (
+        lambda c: type("My", (Sim,), {})(0),
+        "a world needs at least 1 rank, got 0",
+    ),
     "a core's world without ranks": (lambda c: Sim(0), "a world needs at least 1 rank, got 0"),
     "a model as parameters": (lambda c: FlatParameters(MLP([2, 2])), r"FlatParameters got a value of type MLP.*\(\)"),
     "numbers as parameters": (lambda c: FlatParameters([3]), "FlatParameters got a value of type int among its"),

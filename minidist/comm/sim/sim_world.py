@@ -56,6 +56,7 @@ class SimWorld(FindsLines, Sim):
     """
 
     kind = "simulated"
+    checks_links = True
     links: LinkModel
     comm_class, state_class = CheckedComm, RunState
     kept_calls = KEPT_CALLS
