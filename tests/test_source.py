@@ -21,11 +21,13 @@ from minidist.core.nn import MLP
 from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.fsdp import fully_shard, states_of, units_of
 from minidist.core.pipeline.runtime import Pipeline, split_model
+from minidist.course.lesson.catalogue import exercises_of
 from minidist.pipeline.schedules import get_schedule
 from tests.sources import statements
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(minidist.__file__).parent
+EXERCISES = ("exercises", "assignments", "puzzles")  # folders whose files have nothing but exercises
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if not path.name.startswith("__"))
 
 
@@ -36,18 +38,27 @@ def tree_of(path):
 
 
 def proofs(path):
-    """The test files that the docstring of a module or of its package names after `Proved by:`, or None.
+    """The test files that a module's docstring names, or None when its last paragraph is not `Proved by: ...`.
 
-    These words begin the last paragraph. The tests that a package names are those of its modules that name none.
+    A file of exercises has the tests of its package, which run every exercise.
     """
-    for file in (path, path.with_name("__init__.py")):
+    files = (path, path.with_name("__init__.py")) if path.parent.name in EXERCISES else (path,)
+    for file in files:
         docstring = ast.get_docstring(tree_of(file)) or ""
         if found := re.search(r"(?:^|\n)Proved by:\s+([^\n].*)\Z", docstring, flags=re.S):
             return [name.strip() for name in re.split(r"[,\s]+", found[1].strip()) if name.strip()]
     return None
 
 
-def test_every_module_or_its_package_ends_its_docstring_with_the_tests_that_prove_it():
+def test_every_file_of_exercises_has_one():
+    """Otherwise the tests of its package, which take the exercises of all files, would prove nothing of it."""
+    files = [path for path in MODULES if path.parent.name in EXERCISES]
+    modules = [".".join(("minidist", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in files]
+    assert len(modules) > 40
+    assert [module for module in modules if not exercises_of(module)] == []
+
+
+def test_every_module_ends_its_docstring_with_the_tests_that_prove_it():
     without = [path.relative_to(ROOT).as_posix() for path in MODULES if not proofs(path)]
     assert without == []
 

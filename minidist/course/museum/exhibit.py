@@ -1,4 +1,7 @@
-"""An exhibit is data: a patch that injects the bug, its story, a small job that shows it, and tests that catch it."""
+"""An exhibit is data: a patch that injects the bug, its story, a small job that shows it, and tests that catch it.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 import builtins
 import importlib

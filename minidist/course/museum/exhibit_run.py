@@ -1,4 +1,7 @@
-"""One run of an exhibit: the same job with the bug and without it, the difference, and the tests that catch it."""
+"""One run of an exhibit: the same job with the bug and without it, the difference, and the tests that catch it.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 import textwrap
 from collections.abc import Iterator, Sequence

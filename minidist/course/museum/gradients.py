@@ -1,4 +1,7 @@
-"""Bugs of gradients: which are summed, over which ranks, how often, and by what they are divided."""
+"""Bugs of gradients: which are summed, over which ranks, how often, and by what they are divided.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 import contextlib
 from typing import Any

@@ -2,6 +2,8 @@
 
 A bug of a user's program (a divisor, a seed, a missing wait) is injected here too: exhibits replace the functions above
 the programs.
+
+Proved by: tests/museum/test_museum.py
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,7 @@
-"""Bugs of memory: what is sharded, freed, recomputed or saved."""
+"""Bugs of memory: what is sharded, freed, recomputed or saved.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 from contextlib import nullcontext
 from importlib import import_module

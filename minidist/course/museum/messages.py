@@ -1,4 +1,7 @@
-"""Bugs of messages: what is never waited for, never received, never joined in, or received as something else."""
+"""Bugs of messages: what is never waited for, never received, never joined in, or received as something else.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 from typing import Any
 

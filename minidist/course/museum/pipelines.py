@@ -1,4 +1,7 @@
-"""Bugs of pipelines: buffers of micro-batches, the order of actions, and weights that two stages share."""
+"""Bugs of pipelines: buffers of micro-batches, the order of actions, and weights that two stages share.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Bugs of split layers and sequences: which rank holds which part of a matrix, vocabulary, text or set of experts."""
+"""Bugs of split layers and sequences: which rank holds which part of a matrix, vocabulary, text or set of experts.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 from typing import Any
 

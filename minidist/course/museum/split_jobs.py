@@ -1,4 +1,7 @@
-"""The small jobs of the exhibits of split layers: a GPT in tiles, a sequence in parts, experts on several ranks."""
+"""The small jobs of the exhibits of split layers: a GPT in tiles, a sequence in parts, experts on several ranks.
+
+Proved by: tests/museum/test_museum.py
+"""
 
 from collections.abc import Sequence
 from typing import Any
