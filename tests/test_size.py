@@ -20,7 +20,7 @@ LINES = {
     "collectives": 3_991,
     "comm": 6_739,
     "commands": 5_463,
-    "course": 13_206,
+    "course": 13_235,
     "core": 8_996,
     "data": 1_627,
     "debug": 9_624,
